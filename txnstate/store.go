@@ -1,0 +1,82 @@
+package txnstate
+
+import (
+	"context"
+	"errors"
+	"iter"
+)
+
+// Durability says what a write to a Store waits for.
+type Durability bool
+
+const (
+	// Durable: on return the write survives loss of power.
+	Durable Durability = true
+	// Later: on return the write is visible, and may be lost with the process
+	// or with power. It takes its place in the order of all writes of its slot
+	// and becomes durable with the first Durable write after it: what is lost is
+	// only ever the end of that order. It causes no sync of its own.
+	Later Durability = false
+)
+
+// Store keeps one record for each transactional id.
+//
+// Methods may be called concurrently. Calls for one id are linearizable, across
+// processes that share the store too: of several Swaps from one version exactly
+// one succeeds, whatever the timing, and also where its caller was stopped in
+// the middle and woke up later. (What a Later write of another process has
+// done may be missing until it is durable.) Calls for different ids do not wait
+// for one another beyond sharing a sync.
+//
+// A record passed in stays the caller's; a record returned is the caller's to
+// change.
+//
+// A nil error means done. ErrNotFound, ErrConflict and ErrDamaged mean that
+// nothing was changed. Any other error, the end of the context included, means
+// that the store can't say: for a write it wraps ErrUncertain, and the caller
+// loads again to see. The store may leave such a write undone or do it later,
+// but never after a later Load of the id has answered without it.
+//
+// Load and Slot return what is durable, or visible by a Later write; never a
+// Durable write whose sync is not done, since what a reader does next would
+// rest on something that can still vanish.
+type Store interface {
+	// Load is the record of an id, or ErrNotFound.
+	Load(ctx context.Context, txnID string) (Record, error)
+
+	// Swap stores next in place of the version that next.Version names, zero
+	// where there must be no record, and returns the version stored. It fails
+	// with ErrConflict, changing nothing, where that is not the present version.
+	Swap(ctx context.Context, next Record, d Durability) (Version, error)
+
+	// Delete removes the record of an id at a version, durably, and fails with
+	// ErrConflict where that is not the present version (or ErrNotFound).
+	Delete(ctx context.Context, txnID string, old Version) error
+
+	// Slot visits the records of a slot in any order. Records that are written
+	// meanwhile may or may not be visited; every other one is visited once. A
+	// record that can't be read comes as an error that wraps ErrDamaged, with
+	// its TxnID set, and the visit goes on; any other error is the last pair.
+	// The caller may call the store from within the loop.
+	Slot(ctx context.Context, slot int) iter.Seq2[Record, error]
+}
+
+// Flusher is an optional ability of a Store: make every Later write durable.
+// The coordinator calls it now and then while it is idle, and when Run ends. A
+// store without it leaves them until the next Durable write of their slot.
+type Flusher interface {
+	Flush(ctx context.Context) error
+}
+
+// Errors of a Store, for errors.Is.
+var (
+	// ErrNotFound: the store has no record of the id.
+	ErrNotFound = errors.New("txnstate: no such transactional id")
+	// ErrConflict: another write came first. Nothing was written.
+	ErrConflict = errors.New("txnstate: the record has another version")
+	// ErrUncertain: the write may or may not have been done.
+	ErrUncertain = errors.New("txnstate: the write may or may not have been done")
+	// ErrDamaged: what is stored for the id, or for its slot, can't be read. It
+	// stays where it is and blocks its own ids until a person has looked at it.
+	ErrDamaged = errors.New("txnstate: the stored record is damaged")
+)
