@@ -141,6 +141,8 @@ type Error struct {
 	TxnID string // the transactional id concerned, or ""
 	Msg   string // what was expected and what was found
 	Cause error  // what went wrong below, or nil
+
+	told bool // Msg contains the text of Cause
 }
 
 func (e *Error) Error() string {
@@ -153,7 +155,7 @@ func (e *Error) Error() string {
 		b.WriteString(": ")
 		b.WriteString(e.Msg)
 	}
-	if e.Cause != nil {
+	if e.Cause != nil && !e.told {
 		b.WriteString(": ")
 		b.WriteString(e.Cause.Error())
 	}
@@ -169,10 +171,20 @@ func (e *Error) Is(target error) bool {
 func (e *Error) Unwrap() error { return e.Cause }
 
 // Errorf makes an Error of a code. The operands are formatted when the error is
-// made; a %w operand becomes the Cause.
+// made; a %w operand becomes the Cause, whose text is then part of Msg and is
+// not repeated by Error. With several of them the Cause unwraps to each.
 func (c Code) Errorf(txnID, format string, args ...any) *Error {
+	e := &Error{Code: c, TxnID: txnID}
 	err := fmt.Errorf(format, args...)
-	return &Error{Code: c, TxnID: txnID, Msg: err.Error(), Cause: nil}
+	e.Msg = err.Error()
+	switch w := err.(type) {
+	case interface{ Unwrap() error }:
+		e.Cause = w.Unwrap() // nil where the operand was no error
+	case interface{ Unwrap() []error }:
+		e.Cause = err
+	}
+	e.told = e.Cause != nil
+	return e
 }
 
 // One value a code, for errors.Is.

@@ -56,6 +56,7 @@ type End struct {
 // gone. The last of them completes the transaction.
 type Applied struct {
 	Producer     Producer // as the markers carried it
+	TxnSeq       uint64   // of the Outcome: under TV1 the next one has the same producer
 	Participants []Participant
 }
 

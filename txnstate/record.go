@@ -206,6 +206,10 @@ type Record struct {
 	ClientVersion TransactionVersion
 	TwoPhase      bool // KIP-939: the client, not a timeout, ends transactions
 
+	// TxnSeq counts the transactions of the id that were decided. Where the
+	// epoch stays the same from one to the next, it alone tells them apart.
+	TxnSeq uint64
+
 	// Version is the stored version that this record is, zero for none.
 	Version Version
 	// Extra holds what a newer version of the library stored with the record
@@ -232,7 +236,7 @@ func (r Record) Clone() Record {
 func (r Record) Equal(o Record) bool {
 	return r.TxnID == o.TxnID && r.State == o.State && r.Producer == o.Producer && r.PrevID == o.PrevID &&
 		r.Next == o.Next && r.LastEpoch == o.LastEpoch && r.TimeoutMs == o.TimeoutMs && r.StartMs == o.StartMs &&
-		r.UpdateMs == o.UpdateMs && r.ClientVersion == o.ClientVersion && r.TwoPhase == o.TwoPhase &&
+		r.UpdateMs == o.UpdateMs && r.ClientVersion == o.ClientVersion && r.TwoPhase == o.TwoPhase && r.TxnSeq == o.TxnSeq &&
 		slices.Equal(r.Participants, o.Participants) && slices.Equal(r.Extra, o.Extra)
 }
 
@@ -249,6 +253,7 @@ func (r Record) String() string {
 // Outcome is a decided transaction on its way to its participants.
 type Outcome struct {
 	TxnID              string
+	TxnSeq             uint64   // of the id's transactions, which one
 	Producer           Producer // as the markers carry it
 	Commit             bool
 	TransactionVersion TransactionVersion
@@ -261,7 +266,7 @@ type Outcome struct {
 // Outcome is what the participants of a record in a Prepare state must be told.
 func (r Record) Outcome(coordinatorEpoch int32) Outcome {
 	return Outcome{
-		TxnID: r.TxnID, Producer: r.Producer, Commit: r.State == PrepareCommit,
+		TxnID: r.TxnID, TxnSeq: r.TxnSeq, Producer: r.Producer, Commit: r.State == PrepareCommit,
 		TransactionVersion: r.ClientVersion, CoordinatorEpoch: coordinatorEpoch, Participants: r.Participants,
 	}
 }

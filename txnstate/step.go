@@ -215,7 +215,7 @@ func stepVerify(rec Record, ev Verify) (Decision, error) {
 }
 
 func stepApplied(rec Record, ev Applied, ms int64) (Decision, error) {
-	if !rec.State.Decided() || ev.Producer != rec.Producer {
+	if !rec.State.Decided() || ev.Producer != rec.Producer || ev.TxnSeq != rec.TxnSeq {
 		return unchanged(rec), nil // late: of a transaction that is complete
 	}
 	rest := without(rec.Participants, ev.Participants)

@@ -87,6 +87,7 @@ func decide(rec Record, to State, p Producer, last int16, ms int64) (Decision, e
 	next := rec
 	next.State, next.Producer, next.LastEpoch, next.UpdateMs = to, p, last, ms
 	next.Next, next.ClientVersion = NoProducer, TV0
+	next.TxnSeq++
 	d, err := moved(rec, next, WriteDurable)
 	if err != nil {
 		return d, err

@@ -1,0 +1,168 @@
+package txnstate
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+)
+
+// completion is a decided transaction whose participants are being told. It
+// lives in memory only: the record says the same to the next process.
+type completion struct {
+	slot    int
+	outcome Outcome
+	done    chan struct{} // closed when the transaction is complete, or not ours any more
+
+	mu         sync.Mutex
+	rest       []Participant // not confirmed yet
+	dispatched bool
+	finishing  bool
+	over       bool
+}
+
+// completions are those under way, by id. There is at most one for an id, so
+// they are bounded by the ids.
+type completions struct {
+	shards [64]struct {
+		mu sync.Mutex
+		m  map[string]*completion
+	}
+}
+
+// begin is the completion of a decided record: the one under way, or a new one.
+func (cs *completions) begin(rec Record, epoch int32) (c *completion, created bool) {
+	s := &cs.shards[hash32(rec.TxnID)%uint32(len(cs.shards))]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old := s.m[rec.TxnID]
+	if old != nil && old.outcome.TxnSeq == rec.TxnSeq && old.outcome.Producer == rec.Producer && old.outcome.CoordinatorEpoch == epoch {
+		return old, false
+	}
+	if old != nil {
+		old.end()
+	}
+	c = &completion{slot: Slot(rec.TxnID), outcome: rec.Outcome(epoch), done: make(chan struct{}), rest: rec.Participants}
+	if s.m == nil {
+		s.m = map[string]*completion{}
+	}
+	s.m[rec.TxnID] = c
+	return c, true
+}
+
+func (cs *completions) get(id string) *completion {
+	s := &cs.shards[hash32(id)%uint32(len(cs.shards))]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.m[id]
+}
+
+// remove ends c. A newer completion of the id stays (KAFKA-16352).
+func (cs *completions) remove(c *completion) {
+	s := &cs.shards[hash32(c.outcome.TxnID)%uint32(len(cs.shards))]
+	s.mu.Lock()
+	if s.m[c.outcome.TxnID] == c {
+		delete(s.m, c.outcome.TxnID)
+	}
+	s.mu.Unlock()
+	c.end()
+}
+
+// drop ends those of a slot at epochs up to epoch.
+func (cs *completions) drop(slot int, epoch int32) {
+	for i := range cs.shards {
+		s := &cs.shards[i]
+		s.mu.Lock()
+		for id, c := range s.m {
+			if c.slot == slot && c.outcome.CoordinatorEpoch <= epoch {
+				delete(s.m, id)
+				c.end()
+			}
+		}
+		s.mu.Unlock()
+	}
+}
+
+func (c *completion) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.over {
+		c.over = true
+		close(c.done)
+	}
+}
+
+// remaining are the participants that have not confirmed.
+func (c *completion) remaining() []Participant {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.rest
+}
+
+// heal begins the completion of a decided record that nobody works on.
+func (c *Coordinator) heal(rec Record, epoch int32) *completion {
+	comp, created := c.under.begin(rec, epoch)
+	if !created {
+		return nil
+	}
+	return comp
+}
+
+// dispatch hands a completion over for delivery, once.
+func (c *Coordinator) dispatch(comp *completion) {
+	comp.mu.Lock()
+	again := comp.dispatched
+	comp.dispatched = true
+	comp.mu.Unlock()
+	if again {
+		return
+	}
+	if len(comp.outcome.Participants) == 0 {
+		c.applied(comp, nil) // an abort without a transaction
+		return
+	}
+	c.cfg.Dispatcher.Dispatch(comp.outcome, func(ps []Participant) { c.applied(comp, ps) })
+}
+
+// applied books participants that have the outcome; the last one completes the
+// transaction.
+func (c *Coordinator) applied(comp *completion, ps []Participant) {
+	comp.mu.Lock()
+	comp.rest = without(comp.rest, ps)
+	last := len(comp.rest) == 0 && !comp.finishing && !comp.over
+	if last {
+		comp.finishing = true
+	}
+	comp.mu.Unlock()
+	if last {
+		c.life.spawn(func(ctx context.Context) { c.finish(ctx, comp) })
+	}
+}
+
+// finish stores the completion, as often as it takes: the participants are done,
+// and the id must not stay in Prepare (I12).
+func (c *Coordinator) finish(ctx context.Context, comp *completion) {
+	defer c.under.remove(comp)
+	o := comp.outcome
+	ev := Applied{Producer: o.Producer, TxnSeq: o.TxnSeq, Participants: o.Participants}
+	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		_, err := c.work(ctx, ctx, o.TxnID, ev)
+		if err == nil || errors.Is(err, ErrNotCoordinator) {
+			return
+		}
+		if f := c.cfg.Observer.Stuck; f != nil {
+			f(o, err)
+		}
+		c.cfg.Logger.Warn("completion not stored, is tried again", "txn_id", o.TxnID, "producer_id", o.Producer.ID, "epoch", o.Producer.Epoch, "err", err)
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
+		case <-comp.done:
+			t.Stop()
+			return
+		case <-ctx.Done():
+			t.Stop()
+			return
+		}
+	}
+}

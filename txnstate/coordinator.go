@@ -1,0 +1,418 @@
+package txnstate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Coordinator is the transaction coordinator of the slots that this process
+// owns. It serialises the events of one transactional id, and no two ids against
+// each other: it loads the record, lets Step decide, stores the result, which is
+// the commit point, and performs the effects. What a crash cuts off there, Run
+// of the next process does from the same record.
+//
+// Its methods may be called concurrently. Ending the context of a call ends the
+// caller's waiting only: a change that has begun is finished, and its effects
+// performed, for as long as Run runs.
+type Coordinator struct {
+	cfg   Config
+	ready chan struct{}
+	life  lifetime
+	locks idLocks
+	under completions
+
+	slots [Slots]slot
+	ids   atomic.Int64 // records in the slots owned
+	dirty atomic.Bool  // a Later write waits for a flush
+}
+
+// New makes a Coordinator from a Config. It starts nothing: until Run has loaded
+// a slot, requests for it answer COORDINATOR_NOT_AVAILABLE, never a made-up
+// identity.
+func New(cfg Config) (*Coordinator, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	c := &Coordinator{cfg: cfg.withDefaults(), ready: make(chan struct{})}
+	for i := range c.slots {
+		c.slots[i].epoch = -1
+	}
+	return c, nil
+}
+
+// TransactionVersion is the finalised transaction.version.
+func (c *Coordinator) TransactionVersion() TransactionVersion { return c.cfg.TransactionVersion }
+
+// Ready is closed when Run has tried to load every slot once, or, with an
+// Ownership, when it has begun to watch.
+func (c *Coordinator) Ready() <-chan struct{} { return c.ready }
+
+// Run loads the records, takes up what they still owe, and works until ctx is
+// done; then it waits for what is under way, flushes the store and returns nil.
+// A slot that can't be loaded is tried again and blocks only its own ids. Run
+// may be called once.
+func (c *Coordinator) Run(ctx context.Context) error {
+	if err := c.life.start(ctx); err != nil {
+		return err
+	}
+	defer c.life.stop()
+	if c.cfg.Ownership == nil {
+		var loading sync.WaitGroup
+		for i := range c.slots {
+			c.slots[i].own(c.cfg.CoordinatorEpoch, true)
+			loading.Add(1)
+			first := sync.OnceFunc(loading.Done)
+			if !c.life.spawn(func(ctx context.Context) {
+				c.loadSlot(ctx, i, c.cfg.CoordinatorEpoch, first)
+			}) {
+				first()
+			}
+		}
+		loading.Wait()
+		close(c.ready)
+		c.flushUntil(ctx)
+		return nil
+	}
+	failed := make(chan error, 1)
+	c.life.spawn(func(ctx context.Context) {
+		if err := c.cfg.Ownership.Watch(ctx, c.acquired, c.lost); err != nil && ctx.Err() == nil {
+			failed <- fmt.Errorf("txnstate: watch ownership: %w", err)
+		}
+	})
+	close(c.ready)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var err error
+	c.life.spawn(func(context.Context) {
+		select {
+		case err = <-failed:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	c.flushUntil(ctx)
+	c.life.stop()
+	return err
+}
+
+// flushUntil makes Later writes durable while nothing else does.
+func (c *Coordinator) flushUntil(ctx context.Context) {
+	f, ok := c.cfg.Store.(Flusher)
+	if !ok {
+		<-ctx.Done()
+		return
+	}
+	flush := func(ctx context.Context) {
+		if !c.dirty.Swap(false) {
+			return
+		}
+		if err := f.Flush(ctx); err != nil {
+			c.dirty.Store(true)
+			c.cfg.Logger.Warn("flush of completed transactions failed, is tried again", "err", err)
+		}
+	}
+	tick := time.NewTicker(c.cfg.FlushEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			flush(ctx)
+		case <-ctx.Done():
+			c.life.stop()
+			flush(context.WithoutCancel(ctx))
+			return
+		}
+	}
+}
+
+// result is what work makes of one event.
+type result struct {
+	Decision
+	from Record
+	comp *completion // of a decision
+}
+
+// do works one event off. The work goes on where the caller leaves.
+func (c *Coordinator) do(ctx context.Context, id string, ev Event) (result, error) {
+	if err := ctx.Err(); err != nil {
+		return result{}, err
+	}
+	if ctx.Done() == nil {
+		var r result
+		var err error
+		if !c.life.with(func(run context.Context) { r, err = c.work(run, ctx, id, ev) }) {
+			return result{}, c.notRunning(id)
+		}
+		return r, err
+	}
+	type answer struct {
+		r   result
+		err error
+	}
+	done := make(chan answer, 1)
+	if !c.life.spawn(func(run context.Context) {
+		r, err := c.work(run, ctx, id, ev)
+		done <- answer{r, err}
+	}) {
+		return result{}, c.notRunning(id)
+	}
+	select {
+	case a := <-done:
+		return a.r, a.err
+	case <-ctx.Done():
+		return result{}, CodeCoordinatorNotAvailable.Errorf(id, "the caller stopped waiting for %s, which may yet happen: %w", ev.Name(), ctx.Err())
+	}
+}
+
+func (c *Coordinator) notRunning(id string) error {
+	return CodeCoordinatorNotAvailable.Errorf(id, "the coordinator is not running")
+}
+
+// work takes the id's turn, applies the event and performs what follows. run
+// lasts as long as Run; ctx only limits the waiting for the turn.
+func (c *Coordinator) work(run, ctx context.Context, id string, ev Event) (result, error) {
+	for {
+		epoch, err := c.owned(id)
+		if err != nil {
+			return result{}, err
+		}
+		unlock, err := c.locks.lock(ctx, id)
+		if err != nil {
+			return result{}, CodeCoordinatorNotAvailable.Errorf(id, "the caller stopped waiting for its turn: %w", err)
+		}
+		r, err := c.apply(run, id, ev, epoch)
+		unlock()
+		if errors.Is(err, ErrNeedProducerID) {
+			// Outside the id's turn: the host's allocator may take its time.
+			n, err := c.cfg.ProducerIDs.Next(run)
+			if err == nil && n < 0 {
+				err = fmt.Errorf("producer id %d", n)
+			}
+			if err != nil {
+				return result{}, CodeCoordinatorLoading.Errorf(id, "no producer id to be had: %w", err)
+			}
+			ev = withNewID(ev, n)
+			continue
+		}
+		c.perform(run, id, ev, r, err)
+		return r, err
+	}
+}
+
+// withNewID gives an event the fresh producer id that it turned out to need.
+func withNewID(ev Event, n int64) Event {
+	switch ev := ev.(type) {
+	case Init:
+		ev.NewID = n
+		return ev
+	case End:
+		ev.NewID = n
+		return ev
+	case TimedOut:
+		ev.NewID = n
+		return ev
+	case ForceAbort:
+		ev.NewID = n
+		return ev
+	}
+	return ev
+}
+
+// storeTries bounds how often a change is decided anew because the record moved
+// under it: only another process that believes it owns the id moves it.
+const storeTries = 3
+
+// apply is load, step and swap, in the id's turn.
+func (c *Coordinator) apply(run context.Context, id string, ev Event, epoch int32) (result, error) {
+	var lost error
+	for range storeTries {
+		rec, err := c.load(run, id)
+		if err != nil {
+			return result{}, err
+		}
+		d, err := Step(rec, ev, c.cfg.Now())
+		r := result{Decision: d, from: rec}
+		if rec.State.Decided() && (err != nil || d.Write == WriteNone) {
+			// Somebody waits for the completion: it is seen to here too, in case
+			// the decision was stored by a write whose answer nobody got (I11).
+			r.comp = c.heal(rec, epoch)
+		}
+		if err != nil {
+			return r, err
+		}
+		switch ev.(type) {
+		case TimedOut, Expire:
+			c.setDeadline(d.Next) // what made it look due was out of date
+		}
+		if d.Write == WriteNone {
+			return r, nil
+		}
+		if !rec.Known() && c.cfg.Limits.TransactionalIDs >= 0 && c.ids.Load() >= int64(c.cfg.Limits.TransactionalIDs) {
+			return r, CodePolicyViolation.Errorf(id, "%d transactional ids are known, and no more are allowed", c.cfg.Limits.TransactionalIDs)
+		}
+		if now, err := c.owned(id); err != nil || now != epoch {
+			return r, CodeNotCoordinator.Errorf(id, "the slot was lost, nothing is written")
+		}
+		written, err := c.write(run, &r.Decision)
+		if err != nil {
+			return result{from: rec}, err
+		}
+		if !written {
+			lost = CodeCoordinatorNotAvailable.Errorf(id, "the record was changed by another process, or the store did not take %s", ev.Name())
+			continue
+		}
+		c.written(&r, epoch)
+		return r, nil
+	}
+	return result{}, lost
+}
+
+// load is the record as stored, checked, or Unknown.
+func (c *Coordinator) load(ctx context.Context, id string) (Record, error) {
+	rec, err := c.cfg.Store.Load(ctx, id)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return Unknown(id), nil
+	case errors.Is(err, ErrDamaged):
+		c.cfg.Logger.Error("stored record is damaged", "txn_id", id, "err", err)
+		return rec, &Error{Code: CodeUnknownServerError, TxnID: id, Msg: "load", Cause: err}
+	case err != nil:
+		return rec, &Error{Code: CodeCoordinatorNotAvailable, TxnID: id, Msg: "load", Cause: err}
+	}
+	if err := Check(rec); err != nil {
+		c.cfg.Logger.Error("stored record breaks an invariant", "txn_id", id, "err", err)
+		return rec, &Error{Code: CodeUnknownServerError, TxnID: id, Msg: "stored record", Cause: err}
+	}
+	return rec, nil
+}
+
+// write is the commit point. It reports whether the decision is stored: false
+// without an error means that it is not, and that deciding again makes sense.
+// Where the store can't say, the record is loaded again to see (I11).
+func (c *Coordinator) write(ctx context.Context, d *Decision) (bool, error) {
+	old := d.Next.Version
+	id := d.Next.TxnID
+	var err error
+	if d.Write == WriteDelete {
+		err = c.cfg.Store.Delete(ctx, id, old)
+	} else {
+		if err := Check(d.Next); err != nil {
+			c.cfg.Logger.Error("a step led to a broken record", "txn_id", id, "err", err)
+			return false, &Error{Code: CodeUnknownServerError, TxnID: id, Msg: "step", Cause: err}
+		}
+		var v Version
+		v, err = c.cfg.Store.Swap(ctx, d.Next, Durability(d.Write != WriteLater))
+		if err == nil {
+			d.Next.Version = v
+		}
+	}
+	switch {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, ErrConflict), errors.Is(err, ErrNotFound):
+		return false, nil
+	case errors.Is(err, ErrDamaged):
+		return false, &Error{Code: CodeUnknownServerError, TxnID: id, Msg: "store", Cause: err}
+	}
+	now, lerr := c.cfg.Store.Load(ctx, id)
+	gone := errors.Is(lerr, ErrNotFound)
+	done := d.Write == WriteDelete && gone || lerr == nil && now.Version != old && now.Equal(d.Next)
+	if gone {
+		lerr = nil
+	}
+	if f := c.cfg.Observer.Uncertain; f != nil {
+		f(id, done, lerr)
+	}
+	c.cfg.Logger.Warn("the store could not say whether it wrote", "txn_id", id, "state", d.Next.State.String(), "written", done, "err", err)
+	if lerr != nil {
+		return false, &Error{Code: CodeCoordinatorNotAvailable, TxnID: id, Msg: "the store can't say whether it wrote", Cause: err}
+	}
+	if done {
+		d.Next = now
+	}
+	return done, nil
+}
+
+// written keeps the coordinator's own books of a stored decision, in the id's
+// turn, so that they are in the order of the changes.
+func (c *Coordinator) written(r *result, epoch int32) {
+	switch {
+	case r.Write == WriteDelete:
+		c.slots[Slot(r.Next.TxnID)].count(&c.ids, -1)
+		if c.cfg.Deadlines != nil {
+			c.cfg.Deadlines.Set(r.Next.TxnID, -1, false)
+		}
+		return
+	case r.from.Version == 0:
+		c.slots[Slot(r.Next.TxnID)].count(&c.ids, +1)
+	}
+	if r.Write == WriteLater {
+		c.dirty.Store(true)
+	}
+	c.setDeadline(r.Next)
+	if r.Effects.Markers {
+		r.comp, _ = c.under.begin(r.Next, epoch)
+	}
+}
+
+// setDeadline says when an id has to be looked at again.
+func (c *Coordinator) setDeadline(rec Record) {
+	if c.cfg.Deadlines == nil {
+		return
+	}
+	switch {
+	case !rec.Known(), rec.State.Decided():
+		c.cfg.Deadlines.Set(rec.TxnID, -1, false)
+	case rec.State == Ongoing && (rec.TwoPhase || rec.TimeoutMs == NoTimeout):
+		c.cfg.Deadlines.Set(rec.TxnID, -1, false)
+	case rec.State == Ongoing:
+		c.cfg.Deadlines.Set(rec.TxnID, rec.StartMs+int64(rec.TimeoutMs), true)
+	default:
+		c.cfg.Deadlines.Set(rec.TxnID, rec.UpdateMs+c.cfg.ExpireAfter.Milliseconds(), false)
+	}
+}
+
+// perform does what follows from a stored decision, outside the id's turn: the
+// hooks may call back.
+func (c *Coordinator) perform(ctx context.Context, id string, ev Event, r result, err error) {
+	o := &c.cfg.Observer
+	if err != nil {
+		if o.Refused != nil {
+			o.Refused(id, ev.Name(), err)
+		}
+	} else if r.Write == WriteDelete {
+		c.cfg.Logger.Info("transactional id expired", "txn_id", id, "producer_id", r.Next.Producer.ID)
+		if o.Expired != nil {
+			o.Expired(r.Next)
+		}
+	} else if r.Write != WriteNone {
+		if o.Transition != nil {
+			o.Transition(r.from.State, r.Next)
+		}
+		if _, ok := ev.(TimedOut); ok {
+			c.cfg.Logger.Info("transaction timed out and is aborted", "txn_id", id, "producer_id", r.Next.Producer.ID, "epoch", r.Next.Producer.Epoch)
+			if o.TimedOut != nil {
+				o.TimedOut(r.Next)
+			}
+		}
+	}
+	if r.comp != nil {
+		c.dispatch(r.comp)
+	}
+	if err == nil && r.Write != WriteNone {
+		c.fence(ctx, r.Effects.Fence)
+	}
+}
+
+func (c *Coordinator) fence(ctx context.Context, p Producer) {
+	if p == NoProducer || c.cfg.Fencer == nil {
+		return
+	}
+	if err := c.cfg.Fencer.Fence(ctx, p); err != nil {
+		c.cfg.Logger.Warn("fence not delivered, leaders learn of it by markers and verification", "producer_id", p.ID, "epoch", p.Epoch, "err", err)
+	}
+}

@@ -1,0 +1,183 @@
+package txnstate
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+type phase uint8
+
+const (
+	away     phase = iota // another broker's, or nobody's: NOT_COORDINATOR
+	starting              // ours from the start, not loaded: COORDINATOR_NOT_AVAILABLE
+	loading               // taken over, not loaded: COORDINATOR_LOAD_IN_PROGRESS
+	serving
+)
+
+// slot is what the coordinator knows of one slot.
+type slot struct {
+	mu    sync.RWMutex
+	phase phase
+	epoch int32 // coordinator epoch; -1 before the first notice
+	ids   int64 // records counted into Coordinator.ids
+}
+
+// own begins an ownership at an epoch; false where it is no news.
+func (s *slot) own(epoch int32, first bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if epoch <= s.epoch {
+		return false // late or repeated; at the same epoch lost is final
+	}
+	s.epoch, s.phase = epoch, loading
+	if first {
+		s.phase = starting
+	}
+	return true
+}
+
+// serve ends the loading of an epoch; false where it is over already.
+func (s *slot) serve(epoch int32, ids int64, total *atomic.Int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.epoch != epoch || s.phase != starting && s.phase != loading {
+		return false
+	}
+	s.phase = serving
+	total.Add(ids - s.ids)
+	s.ids = ids
+	return true
+}
+
+// leave ends the ownership of an epoch and those before; false where a newer one
+// has begun (KAFKA-18137).
+func (s *slot) leave(epoch int32, total *atomic.Int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if epoch < s.epoch {
+		return false
+	}
+	s.epoch, s.phase = epoch, away
+	total.Add(-s.ids)
+	s.ids = 0
+	return true
+}
+
+func (s *slot) count(total *atomic.Int64, n int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.phase == serving {
+		s.ids += n
+		total.Add(n)
+	}
+}
+
+func (s *slot) state() (phase, int32) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.phase, s.epoch
+}
+
+// owned is the coordinator epoch of an id that this process serves, or why not.
+func (c *Coordinator) owned(id string) (int32, error) {
+	p, epoch := c.slots[Slot(id)].state()
+	switch {
+	case p == serving:
+		return epoch, nil
+	case p == loading:
+		return 0, CodeCoordinatorLoading.Errorf(id, "slot %d is being loaded", Slot(id))
+	case p == starting, c.cfg.Ownership == nil:
+		return 0, CodeCoordinatorNotAvailable.Errorf(id, "slot %d is not loaded yet", Slot(id))
+	}
+	return 0, CodeNotCoordinator.Errorf(id, "slot %d is not owned here", Slot(id))
+}
+
+// acquired begins to load a slot.
+func (c *Coordinator) acquired(i int, epoch int32) {
+	if i < 0 || i >= Slots || !c.slots[i].own(epoch, false) {
+		return
+	}
+	c.forget(i, epoch-1)
+	c.life.spawn(func(ctx context.Context) { c.loadSlot(ctx, i, epoch, func() {}) })
+}
+
+// lost stops serving a slot. What is stored goes on by its next owner.
+func (c *Coordinator) lost(i int, epoch int32) {
+	if i < 0 || i >= Slots || !c.slots[i].leave(epoch, &c.ids) {
+		return
+	}
+	c.forget(i, epoch)
+}
+
+func (c *Coordinator) forget(i int, epoch int32) {
+	c.under.drop(i, epoch)
+	c.cfg.Dispatcher.Cancel(i, epoch)
+}
+
+// loadSlot loads a slot until it succeeds or the ownership ends, and calls tried
+// after the first attempt. A load that failed half-way is not used: what it did
+// not see could be a decision.
+func (c *Coordinator) loadSlot(ctx context.Context, i int, epoch int32, tried func()) {
+	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
+		err := c.tryLoad(ctx, i, epoch)
+		tried()
+		if err == nil {
+			return
+		}
+		c.cfg.Logger.Error("slot not loaded, is tried again", "slot", i, "err", err)
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return
+		}
+		if p, e := c.slots[i].state(); e != epoch || p == away {
+			return
+		}
+	}
+}
+
+func (c *Coordinator) tryLoad(ctx context.Context, i int, epoch int32) error {
+	var owed []*completion
+	var fences []Producer
+	var n int64
+	for rec, err := range c.cfg.Store.Slot(ctx, i) {
+		if err == nil {
+			err = Check(rec)
+			if err != nil {
+				err = errors.Join(ErrDamaged, err)
+			}
+		}
+		if errors.Is(err, ErrDamaged) {
+			c.cfg.Logger.Error("stored record is damaged and blocks its id", "txn_id", rec.TxnID, "slot", i, "err", err)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		n++
+		c.setDeadline(rec)
+		e := Resume(rec)
+		if e.Markers {
+			comp, _ := c.under.begin(rec, epoch)
+			owed = append(owed, comp)
+		}
+		if e.Fence != NoProducer && c.cfg.Fencer != nil {
+			fences = append(fences, e.Fence)
+		}
+	}
+	if !c.slots[i].serve(epoch, n, &c.ids) {
+		return nil // the ownership ended meanwhile
+	}
+	for _, comp := range owed {
+		c.dispatch(comp)
+	}
+	for _, p := range fences {
+		c.fence(ctx, p)
+	}
+	return nil
+}
