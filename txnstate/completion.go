@@ -146,7 +146,7 @@ func (c *Coordinator) finish(ctx context.Context, comp *completion) {
 	o := comp.outcome
 	ev := Applied{Producer: o.Producer, TxnSeq: o.TxnSeq, Participants: o.Participants}
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		_, err := c.work(ctx, ctx, o.TxnID, ev)
+		_, err := c.work(ctx, ctx, o.TxnID, ev, time.Time{})
 		if err == nil || errors.Is(err, ErrNotCoordinator) {
 			return
 		}

@@ -138,13 +138,18 @@ type result struct {
 
 // do works one event off. The work goes on where the caller leaves.
 func (c *Coordinator) do(ctx context.Context, id string, ev Event) (result, error) {
+	return c.doAt(ctx, id, ev, time.Time{})
+}
+
+// doAt is do at a time of the caller's; zero is the coordinator's clock.
+func (c *Coordinator) doAt(ctx context.Context, id string, ev Event, at time.Time) (result, error) {
 	if err := ctx.Err(); err != nil {
 		return result{}, err
 	}
 	if ctx.Done() == nil {
 		var r result
 		var err error
-		if !c.life.with(func(run context.Context) { r, err = c.work(run, ctx, id, ev) }) {
+		if !c.life.with(func(run context.Context) { r, err = c.work(run, ctx, id, ev, at) }) {
 			return result{}, c.notRunning(id)
 		}
 		return r, err
@@ -155,7 +160,7 @@ func (c *Coordinator) do(ctx context.Context, id string, ev Event) (result, erro
 	}
 	done := make(chan answer, 1)
 	if !c.life.spawn(func(run context.Context) {
-		r, err := c.work(run, ctx, id, ev)
+		r, err := c.work(run, ctx, id, ev, at)
 		done <- answer{r, err}
 	}) {
 		return result{}, c.notRunning(id)
@@ -174,7 +179,7 @@ func (c *Coordinator) notRunning(id string) error {
 
 // work takes the id's turn, applies the event and performs what follows. run
 // lasts as long as Run; ctx only limits the waiting for the turn.
-func (c *Coordinator) work(run, ctx context.Context, id string, ev Event) (result, error) {
+func (c *Coordinator) work(run, ctx context.Context, id string, ev Event, at time.Time) (result, error) {
 	for {
 		epoch, err := c.owned(id)
 		if err != nil {
@@ -184,7 +189,7 @@ func (c *Coordinator) work(run, ctx context.Context, id string, ev Event) (resul
 		if err != nil {
 			return result{}, CodeCoordinatorNotAvailable.Errorf(id, "the caller stopped waiting for its turn: %w", err)
 		}
-		r, err := c.apply(run, id, ev, epoch)
+		r, err := c.apply(run, id, ev, epoch, at)
 		unlock()
 		if errors.Is(err, ErrNeedProducerID) {
 			// Outside the id's turn: the host's allocator may take its time.
@@ -227,14 +232,17 @@ func withNewID(ev Event, n int64) Event {
 const storeTries = 3
 
 // apply is load, step and swap, in the id's turn.
-func (c *Coordinator) apply(run context.Context, id string, ev Event, epoch int32) (result, error) {
+func (c *Coordinator) apply(run context.Context, id string, ev Event, epoch int32, at time.Time) (result, error) {
 	var lost error
+	if at.IsZero() {
+		at = c.cfg.Now()
+	}
 	for range storeTries {
 		rec, err := c.load(run, id)
 		if err != nil {
 			return result{}, err
 		}
-		d, err := Step(rec, ev, c.cfg.Now())
+		d, err := Step(rec, ev, at)
 		r := result{Decision: d, from: rec}
 		if rec.State.Decided() && (err != nil || d.Write == WriteNone) {
 			// Somebody waits for the completion: it is seen to here too, in case

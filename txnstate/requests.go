@@ -149,17 +149,17 @@ func (c *Coordinator) ForceAbort(ctx context.Context, txnID string) error {
 	return err
 }
 
-// TimeOut aborts the open transaction of an id if it has outlived its timeout.
-// It is the reaper's call; Deadlines is told when to come again.
-func (c *Coordinator) TimeOut(ctx context.Context, txnID string) error {
-	_, err := c.do(ctx, txnID, TimedOut{Server: c.cfg.TransactionVersion, NewID: -1})
+// TimeOut aborts the open transaction of an id if it has outlived its timeout at
+// a time. It is the reaper's call; Deadlines is told when to come again.
+func (c *Coordinator) TimeOut(ctx context.Context, txnID string, now time.Time) error {
+	_, err := c.doAt(ctx, txnID, TimedOut{Server: c.cfg.TransactionVersion, NewID: -1}, now)
 	return err
 }
 
-// Expire removes an id that was not used for Config.ExpireAfter. It is the
-// reaper's call; Deadlines is told when to come again.
-func (c *Coordinator) Expire(ctx context.Context, txnID string) error {
-	_, err := c.do(ctx, txnID, Expire{AfterMs: c.cfg.ExpireAfter.Milliseconds()})
+// Expire removes an id that was not used for Config.ExpireAfter before a time.
+// It is the reaper's call; Deadlines is told when to come again.
+func (c *Coordinator) Expire(ctx context.Context, txnID string, now time.Time) error {
+	_, err := c.doAt(ctx, txnID, Expire{AfterMs: c.cfg.ExpireAfter.Milliseconds()}, now)
 	return err
 }
 
