@@ -1,0 +1,2 @@
+// Package fence keeps the producer state of one partition at its leader.
+package fence
