@@ -1,0 +1,259 @@
+package conformance
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"sort"
+	"strings"
+)
+
+// Report is the outcome of Check. Its JSON is meant to be read by programs.
+type Report struct {
+	Addr   string        `json:"addr"`
+	Notes  []string      `json:"notes,omitempty"`
+	Suites []SuiteReport `json:"suites"`
+}
+
+// SuiteReport is the outcome of one suite.
+type SuiteReport struct {
+	Suite
+	Skipped     string       `json:"skipped,omitempty"` // why it was not replayed
+	Excluded    int          `json:"excluded,omitempty"`
+	Missing     []string     `json:"missing,omitempty"` // what the broker does not advertise, in words
+	Replayed    int          `json:"replayed"`          // scenarios
+	Agree       int          `json:"agree"`             // scenarios whose every answer is Kafka's
+	Steps       int          `json:"steps"`             // of the scenarios replayed
+	StepsAgree  int          `json:"stepsAgree"`        // answers before the first difference of each
+	Unfinished  int          `json:"unfinished,omitempty"`
+	Interrupted int          `json:"interrupted,omitempty"` // scenarios that Options.Between came in the middle of
+	Kinds       []Kind       `json:"kinds,omitempty"`       // most frequent first
+	Differences []Difference `json:"differences,omitempty"` // the first of each scenario, in the recording's order
+	Seconds     float64      `json:"seconds"`
+}
+
+// Kind is differences that read the same but for who, where and which version.
+type Kind struct {
+	Text     string   `json:"text"`
+	Why      string   `json:"why,omitempty"` // what Kafka's rule is and where to read about it
+	Count    int      `json:"count"`
+	Versions []int16  `json:"versions"`
+	Examples []string `json:"examples"` // names of scenarios
+}
+
+// Difference is the first answer of a scenario that is not Kafka's.
+type Difference struct {
+	Scenario string   `json:"scenario"`
+	Step     int      `json:"step"`    // counted from 0
+	Kind     string   `json:"kind"`    // the Text of its Kind
+	Text     string   `json:"text"`    // one sentence: the request, Kafka's answer, this broker's
+	Details  []string `json:"details"` // where the two answers differ
+	Why      string   `json:"why,omitempty"`
+	Trouble  string   `json:"trouble,omitempty"` // why there is no usable answer
+	Story    []string `json:"story"`             // the steps that led there, on which both agree
+	Request  *Step    `json:"request"`           // with Kafka's answer in Want
+	Got      Answer   `json:"got"`
+}
+
+func (s *SuiteReport) add(r *replay) {
+	s.Replayed++
+	s.Steps += len(r.sc.Steps)
+	s.StepsAgree += r.next
+	if r.e.o.Between != nil && r.cut > 0 && (r.diff == nil || r.diff.Step >= r.cut) {
+		s.Interrupted++
+	}
+	if r.diff == nil {
+		if r.ended {
+			s.Agree++
+		} else {
+			s.Unfinished++
+		}
+		return
+	}
+	s.Differences = append(s.Differences, *r.diff)
+	for i := range s.Kinds {
+		if k := &s.Kinds[i]; k.Text == r.diff.Kind {
+			k.Count++
+			k.note(r)
+			return
+		}
+	}
+	k := Kind{Text: r.diff.Kind, Why: r.diff.Why, Count: 1}
+	k.note(r)
+	s.Kinds = append(s.Kinds, k)
+}
+
+func (k *Kind) note(r *replay) {
+	v, seen := r.diff.Request.Version, false
+	for _, x := range k.Versions {
+		seen = seen || x == v
+	}
+	if !seen {
+		k.Versions = append(k.Versions, v)
+		sort.Slice(k.Versions, func(i, j int) bool { return k.Versions[i] < k.Versions[j] })
+	}
+	if len(k.Examples) < 5 {
+		k.Examples = append(k.Examples, r.diff.Scenario)
+	}
+}
+
+func (s *SuiteReport) sort() {
+	sort.SliceStable(s.Kinds, func(i, j int) bool { return s.Kinds[i].Count > s.Kinds[j].Count })
+}
+
+// OK tells that nothing differs, and that something was replayed.
+func (r Report) OK() bool {
+	n := 0
+	for _, s := range r.Suites {
+		if len(s.Differences) > 0 || s.Unfinished > 0 {
+			return false
+		}
+		n += s.Replayed
+	}
+	return n > 0
+}
+
+// Totals adds up the suites.
+func (r Report) Totals() (scenarios, agree, steps, stepsAgree int) {
+	for _, s := range r.Suites {
+		scenarios += s.Replayed
+		agree += s.Agree
+		steps += s.Steps
+		stepsAgree += s.StepsAgree
+	}
+	return
+}
+
+// WriteJSON writes the report as one JSON object.
+func (r Report) WriteJSON(w io.Writer) error {
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	return enc.Encode(r)
+}
+
+// WriteText writes the report for people, with at most show differences of each
+// suite told in full.
+func (r Report) WriteText(w io.Writer, show int) error {
+	var b strings.Builder
+	for _, n := range r.Notes {
+		fmt.Fprintln(&b, n)
+	}
+	for _, s := range r.Suites {
+		s.write(&b, show)
+	}
+	scs, agree, steps, stepsAgree := r.Totals()
+	fmt.Fprintf(&b, "total: %d of %d scenarios agree (%s), %d of %d answers before the first difference (%s)\n",
+		agree, scs, percent(agree, scs), stepsAgree, steps, percent(stepsAgree, steps))
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// percent rounds down: 100 % is all.
+func percent(n, of int) string {
+	if of == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f %%", float64(n*1000/of)/10)
+}
+
+func (s SuiteReport) write(b *strings.Builder, show int) {
+	if s.Skipped != "" {
+		fmt.Fprintf(b, "%-10s not replayed: %s\n", s.Name, s.Skipped)
+		return
+	}
+	fmt.Fprintf(b, "%-10s %d of %d scenarios agree (%s), %d of %d answers before the first difference  [%s]\n",
+		s.Name, s.Agree, s.Replayed, percent(s.Agree, s.Replayed), s.StepsAgree, s.Steps, s.Source)
+	if s.Unfinished > 0 {
+		fmt.Fprintf(b, "    %d scenarios were not finished\n", s.Unfinished)
+	}
+	for _, m := range s.Missing {
+		fmt.Fprintf(b, "    %s\n", m)
+	}
+	if len(s.Differences) > 0 && s.Needs != "" {
+		fmt.Fprintf(b, "    this suite needs %s\n", s.Needs)
+	}
+	const most = 12
+	for i, k := range s.Kinds {
+		if i == most {
+			fmt.Fprintf(b, "    ... and %d more kinds\n", len(s.Kinds)-most)
+			break
+		}
+		fmt.Fprintf(b, "  %4d x %s%s\n", k.Count, k.Text, versions(k.Versions))
+		if k.Why != "" {
+			fmt.Fprintf(b, "         %s\n", k.Why)
+		}
+	}
+	for i, d := range s.examples(show) {
+		if i == 0 {
+			fmt.Fprintln(b)
+		}
+		d.write(b)
+	}
+}
+
+func versions(vs []int16) string {
+	if len(vs) == 1 && vs[0] == 0 {
+		return ""
+	}
+	var out []string
+	for _, v := range vs {
+		out = append(out, fmt.Sprintf("v%d", v))
+	}
+	return " (" + strings.Join(out, ", ") + ")"
+}
+
+// examples are up to n differences: the first of each kind before the second of any.
+func (s SuiteReport) examples(n int) []Difference {
+	byKind := map[string][]Difference{}
+	for _, d := range s.Differences {
+		byKind[d.Kind] = append(byKind[d.Kind], d)
+	}
+	var out []Difference
+	for round := 0; len(out) < n; round++ {
+		before := len(out)
+		for _, k := range s.Kinds {
+			if ds := byKind[k.Text]; round < len(ds) && len(out) < n {
+				out = append(out, ds[round])
+			}
+		}
+		if len(out) == before {
+			break
+		}
+	}
+	return out
+}
+
+// String tells the difference and what led to it.
+func (d Difference) String() string {
+	var b strings.Builder
+	d.write(&b)
+	return b.String()
+}
+
+func (d Difference) write(b *strings.Builder) {
+	fmt.Fprintf(b, "  %s, step %d: %s\n", d.Scenario, d.Step, d.Text)
+	for _, x := range d.Details {
+		fmt.Fprintf(b, "      %s\n", x)
+	}
+	if d.Trouble != "" {
+		fmt.Fprintf(b, "      %s\n", d.Trouble)
+	}
+	if d.Why != "" {
+		fmt.Fprintf(b, "      %s\n", d.Why)
+	}
+	if len(d.Story) == 0 {
+		fmt.Fprintf(b, "    It is the scenario's first request.\n")
+	} else {
+		fmt.Fprintf(b, "    Both agree on what came before:\n")
+	}
+	for i, s := range d.Story {
+		fmt.Fprintf(b, "    %3d. %s\n", i, s)
+	}
+}
+
+func summary(s SuiteReport) string {
+	var b strings.Builder
+	s.write(&b, 0)
+	return b.String()
+}
