@@ -1,6 +1,8 @@
 package fence
 
 import (
+	"cmp"
+	"slices"
 	"time"
 
 	"github.com/kafkatxn/kafkatxn/txnstate"
@@ -10,7 +12,8 @@ import (
 type Config struct {
 	// ExpireAfter is how long a producer without an open transaction, or a
 	// verification that came to nothing, is remembered; zero or less means 24h
-	// (producer.id.expiration.ms).
+	// (producer.id.expiration.ms). It counts from when the host heard of the
+	// producer; a batch that was replayed counts by its own timestamp.
 	ExpireAfter time.Duration
 	// NoVerification lets transactional batches in without asking the
 	// coordinator (transaction.partition.verification.enable=false). ModeAdd
@@ -22,25 +25,21 @@ type Config struct {
 	MaxProducers int
 }
 
+func (c Config) withDefaults() Config {
+	if c.ExpireAfter <= 0 {
+		c.ExpireAfter = 24 * time.Hour
+	}
+	if c.MaxProducers <= 0 {
+		c.MaxProducers = 100_000
+	}
+	return c
+}
+
 // Guard ties a batch to the question that was asked for it. The zero Guard is
-// none.
+// none. It is worth nothing at another Partition, one restored included.
 type Guard struct {
 	p     *Partition
 	token uint64
-}
-
-// Reservation is the place of a batch, or of a marker, in its producer's order.
-type Reservation struct {
-	// Duplicate: the batch is in the log already, at Offset, with TimestampMs.
-	// It must not be appended again; answer with these. Settle and Cancel then
-	// do nothing.
-	Duplicate   bool
-	Offset      int64
-	TimestampMs int64
-
-	p   *Partition
-	n   *pending
-	gen uint64
 }
 
 // Mark is an end-of-transaction marker, as far as a partition looks at it.
@@ -48,7 +47,7 @@ type Mark struct {
 	Producer         txnstate.Producer
 	Commit           bool
 	CoordinatorEpoch int32
-	TimestampMs      int64
+	TimestampMs      int64 // of its record, milliseconds since 1970
 }
 
 // ProducerState is what a partition knows of one producer, what is reserved and
@@ -65,10 +64,173 @@ type ProducerState struct {
 	FencedBelow int16
 }
 
-// Aborted is an aborted transaction with data in the log.
+// Aborted is an aborted transaction with data in the log: an entry of Kafka's
+// transaction index.
 type Aborted struct {
 	ProducerID int64
 	First      int64 // offset of its first batch
 	Last       int64 // offset of its marker
 	LastStable int64 // last stable offset when the marker was appended
+}
+
+// Partition is the producer state of one partition, at its leader or a follower.
+// It does no I/O, reads no clock and starts nothing; times are milliseconds since
+// 1970, offsets are those of the log. It is not safe for concurrent use: the host
+// calls it, the methods of its Reservations included, under the lock that orders
+// its appends. It keeps nothing of what it is given and hands out only copies.
+type Partition struct {
+	cfg       Config
+	producers map[int64]*producer
+	open      list // with an open transaction, by its first offset
+	idle      list // without one, the longest unused first
+	entries   list // only asked about, the oldest first
+	tokens    uint64
+
+	oldest, newest *pending // reservations, in order
+	free           *pending
+	overtaken      int // how many reservations are overtaken
+
+	ended    []ended   // above the high watermark; see addEnded
+	aborted  []Aborted // by Last
+	logStart int64
+	end      int64 // behind the last batch or marker that has an offset
+}
+
+// NewPartition is the state of a partition with an empty log.
+func NewPartition(cfg Config) *Partition {
+	return &Partition{cfg: cfg.withDefaults(), producers: map[int64]*producer{}}
+}
+
+// Producer is what is known of a producer id. A marker is decided on with it.
+// What was only asked about is not known.
+func (p *Partition) Producer(id int64) (ProducerState, bool) {
+	pr := p.producers[id]
+	if pr == nil || !pr.known && pr.first == nil {
+		return ProducerState{
+			Producer:         txnstate.Producer{ID: id, Epoch: -1},
+			CoordinatorEpoch: -1, OpenSince: -1, LastSequence: -1, LastTimestampMs: -1, FencedBelow: -1,
+		}, false
+	}
+	return pr.state(), true
+}
+
+// Producers lists what DescribeProducers shows: every producer id with state
+// here, idempotent ones and those known by a marker alone included, by id.
+func (p *Partition) Producers() []ProducerState {
+	var out []ProducerState
+	for _, pr := range p.producers {
+		if pr.known || pr.first != nil {
+			out = append(out, pr.state())
+		}
+	}
+	slices.SortFunc(out, func(a, b ProducerState) int { return cmp.Compare(a.Producer.ID, b.Producer.ID) })
+	return out
+}
+
+// Open lists the open transactions in the order of their first batches: the
+// first of them holds the last stable offset. It looks at those alone. A batch
+// that is reserved opens one only when it is settled.
+func (p *Partition) Open() []ProducerState {
+	var out []ProducerState
+	for pr := p.open.head; pr != nil; pr = pr.next {
+		out = append(out, pr.state())
+	}
+	return out
+}
+
+// End is where a log has to be replayed from on top of a snapshot taken now: all
+// that is settled below it is in the snapshot.
+func (p *Partition) End() int64 {
+	if p.oldest != nil {
+		return p.oldest.floor
+	}
+	return p.end
+}
+
+// Replay takes a batch found in the log, in the order of the log: at start-up
+// from End on, or at a follower as it is copied. There are no checks: what is in
+// the log is so. For an end-of-transaction marker m is what
+// markers.ParseControlBatch gives; other control batches have none and mean
+// nothing here. What a snapshot has already is passed over.
+//
+// A log in which epochs go back, of producers or of coordinators, is damaged or
+// was written by a faulty broker; the higher epoch stays in force.
+func (p *Partition) Replay(b Batch, base int64, m *Mark) {
+	p.end = max(p.end, base+max(int64(b.Records), 1))
+	n := pending{kind: kindData, b: b, nowMs: b.MaxTimestampMs}
+	switch {
+	case m != nil:
+		n.kind, n.coord, n.commit = kindMark, m.CoordinatorEpoch, m.Commit
+		n.b = Batch{Producer: m.Producer, FirstSequence: -1, Records: 1, MaxTimestampMs: m.TimestampMs, Transactional: true, Control: true}
+		n.nowMs = m.TimestampMs
+	case b.Control:
+		return
+	case b.FirstSequence < 0:
+		n.kind = kindOffsets // of a group: it has no sequence
+	}
+	if n.b.Producer.ID < 0 {
+		return
+	}
+	pr := p.get(n.b.Producer.ID)
+	if pr.known && base <= pr.last {
+		return
+	}
+	n.pr, n.base, n.settled = pr, base, true
+	n.state = pr.core.after(&n)
+	p.apply(&n)
+	for later := pr.first; later != nil; later = later.next {
+		later.state = later.before().after(later)
+	}
+}
+
+// Expire forgets producers without an open transaction, and verifications that
+// came to nothing, that Config.ExpireAfter has passed since. A forgotten
+// producer may go on with any sequence. The host calls it now and then; it looks
+// only at what is due.
+func (p *Partition) Expire(nowMs int64) {
+	after := p.cfg.ExpireAfter.Milliseconds()
+	for pr := p.idle.head; pr != nil; {
+		next := pr.next
+		if pr.seenMs > nowMs {
+			pr.seenMs = nowMs // a clock ahead of ours does not keep it for ever
+		}
+		if nowMs-pr.seenMs < after {
+			break
+		}
+		if pr.first == nil {
+			if p.entryOf(pr, nowMs) == nil {
+				p.drop(pr)
+			} else {
+				*pr = producer{id: pr.id, core: fresh, entry: pr.entry, fencedBelow: pr.fencedBelow, start: -1, last: -1, seenMs: -1, in: pr.in, prev: pr.prev, next: pr.next}
+				p.place(pr)
+			}
+		}
+		pr = next
+	}
+	for pr := p.entries.head; pr != nil; {
+		next := pr.next
+		if pr.entry.token != 0 && p.entryOf(pr, nowMs) != nil {
+			break
+		}
+		p.tidy(pr)
+		pr = next
+	}
+}
+
+// Fence says that the epochs of a producer id below pr.Epoch are gone: the
+// coordinator has granted that epoch, or has ended a transaction with it. Their
+// batches are refused from now on, with INVALID_PRODUCER_EPOCH (47), also those
+// of the transaction that is open; its marker is taken as before. It may be said
+// again, and out of order.
+//
+// It does nothing for a producer that the partition does not know, so its cost
+// is bounded by what is here: the first transactional batch of any other is
+// verified at the coordinator, which refuses it.
+//
+// Kafka has no such feed: there a fenced producer may go on until its marker
+// arrives, and its batches outside of a transaction may for good.
+func (p *Partition) Fence(pr txnstate.Producer) {
+	if known := p.producers[pr.ID]; known != nil {
+		known.fencedBelow = max(known.fencedBelow, pr.Epoch)
+	}
 }
