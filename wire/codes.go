@@ -1,0 +1,141 @@
+package wire
+
+import (
+	"context"
+	"errors"
+
+	"github.com/kafkatxn/kafkatxn/fence"
+	"github.com/kafkatxn/kafkatxn/txnstate"
+)
+
+// CodeOf is the number that a client of an API and version is told for an error.
+// It is the only place where an error becomes a number.
+//
+// What the parts below say with a code of their own passes, but for codes that
+// the version does not know, and for a few that the API shows under another
+// number. Without a code: COORDINATOR_NOT_AVAILABLE where a change may yet have
+// happened, since clients try that again; KAFKA_STORAGE_ERROR for a log that
+// failed; UNKNOWN_SERVER_ERROR for the rest. nil is CodeNone.
+func CodeOf(err error, key, version int16) txnstate.Code {
+	if err == nil {
+		return txnstate.CodeNone
+	}
+	c := txnstate.CodeOf(err)
+	var own *txnstate.Error
+	coded := errors.As(err, &own)
+	switch key {
+	case keyProduce:
+		switch {
+		case !coded && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)):
+			c = txnstate.CodeRequestTimedOut
+		case !coded:
+			c = txnstate.CodeKafkaStorageError
+		case c == txnstate.CodeProducerFenced:
+			// The data path never says PRODUCER_FENCED (KAFKA-10687).
+			c = txnstate.CodeInvalidProducerEpoch
+		}
+	case keyWriteTxnMarkers:
+		switch {
+		case !coded:
+			c = txnstate.CodeKafkaStorageError // retried, to a leader that may have changed
+		case c == txnstate.CodeCoordinatorLoading, c == txnstate.CodeCoordinatorNotAvailable, c == txnstate.CodeNotCoordinator:
+			// A transaction coordinator knows what to do with a leader's codes only.
+			c = txnstate.CodeNotLeaderOrFollower
+		}
+	case keyOffsetCommit, keyTxnOffsetCommit:
+		var r *requestError
+		if !errors.As(err, &r) {
+			c = offsetsCode(c, coded)
+		}
+	case keyFindCoordinator:
+		if !coded {
+			c = txnstate.CodeCoordinatorNotAvailable
+		}
+	}
+	return known(c, key, version)
+}
+
+// requestError is an error about what the request names, as opposed to one that
+// the broker ran into while it did the work: its code is shown as it is.
+type requestError struct{ err *txnstate.Error }
+
+func (e *requestError) Error() string { return e.err.Error() }
+func (e *requestError) Unwrap() error { return e.err }
+
+func notKnown(topic string, partition int32) error {
+	return &requestError{txnstate.CodeUnknownTopicOrPartition.Errorf("", "%s/%d is not known", topic, partition)}
+}
+
+// offsetsCode is how a group coordinator shows what its log and its verification
+// ran into (§7.1; OffsetMetadataManager, CoordinatorRuntime).
+func offsetsCode(c txnstate.Code, coded bool) txnstate.Code {
+	switch c {
+	case txnstate.CodeNetworkException:
+		return txnstate.CodeCoordinatorLoading
+	case txnstate.CodeUnknownTopicOrPartition, txnstate.CodeRequestTimedOut, txnstate.CodeNotEnoughReplicas:
+		return txnstate.CodeCoordinatorNotAvailable
+	case txnstate.CodeNotLeaderOrFollower, txnstate.CodeKafkaStorageError:
+		return txnstate.CodeNotCoordinator
+	case txnstate.CodeMessageTooLarge, txnstate.CodeRecordListTooLarge:
+		return txnstate.CodeUnknownServerError
+	case txnstate.CodeProducerFenced:
+		return txnstate.CodeInvalidProducerEpoch // in every version (KAFKA-9911)
+	}
+	if !coded && c == txnstate.CodeUnknownServerError {
+		// A log that failed: clients look their coordinator up and try again.
+		return txnstate.CodeNotCoordinator
+	}
+	return c
+}
+
+// known is a code as a version of an API knows it.
+func known(c txnstate.Code, key, version int16) txnstate.Code {
+	a, ok := apiOf(key)
+	switch {
+	case !ok:
+	case c == txnstate.CodeProducerFenced && a.fenced != never && version < a.fenced:
+		return txnstate.CodeInvalidProducerEpoch
+	case c == txnstate.CodeTransactionAbortable && a.abortable != never && version < a.abortable:
+		return txnstate.CodeInvalidTxnState
+	case c == txnstate.CodeCoordinatorLoading && key == keyTxnOffsetCommit && version < 2:
+		return txnstate.CodeCoordinatorNotAvailable // old clients crash on 14 (KAFKA-9656)
+	}
+	return c
+}
+
+// verifyCode is what a verification's answer means to the request that asked:
+// the table of §6.3, and for a group coordinator that of §7.1.
+func verifyCode(c txnstate.Code, key int16, mode fence.Mode) txnstate.Code {
+	if key == keyProduce {
+		return mode.ProduceAnswer(c)
+	}
+	switch {
+	case c == txnstate.CodeTransactionAbortable && mode == fence.ModeDefault,
+		// A broker that may not ask can't take the offsets: nothing that the
+		// client could be told about rights of its own.
+		c == txnstate.CodeClusterAuthorization:
+		return txnstate.CodeInvalidTxnState
+	}
+	return offsetsCode(c, true)
+}
+
+// message is what an answer says in words where it has room: what was expected
+// and found. What comes from further down, a file's name perhaps, stays with the
+// broker.
+func message(err error) *string {
+	var e *txnstate.Error
+	if !errors.As(err, &e) || e.Msg == "" || e.Cause != nil {
+		return nil
+	}
+	return &e.Msg
+}
+
+// code is CodeOf for an answer. What a client can't make sense of is logged
+// here, since the answer keeps only a number.
+func (h *Handler) code(err error, key, version int16) int16 {
+	c := CodeOf(err, key, version)
+	if c == txnstate.CodeUnknownServerError {
+		h.cfg.Logger.Error("request failed for a reason of the broker's own", "api", key, "version", version, "err", err)
+	}
+	return int16(c)
+}

@@ -1,0 +1,191 @@
+package wire
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/kafkatxn/kafkatxn/fence"
+	"github.com/kafkatxn/kafkatxn/markers"
+	"github.com/kafkatxn/kafkatxn/offsets"
+	"github.com/kafkatxn/kafkatxn/txnstate"
+	"golang.org/x/sync/errgroup"
+)
+
+// LocalSinkConfig is what a LocalSink is made of.
+type LocalSinkConfig struct {
+	Topics  Topics           // nil: nothing counts as deleted
+	Leader  Leader           // nil: this broker leads no partitions
+	Offsets *offsets.Manager // nil: this broker coordinates no groups
+	// Host applies markers for participants of the host's own kinds (KindHost
+	// and above), under the contract of markers.Sink. nil: they are tried again.
+	Host func(ctx context.Context, d markers.Delivery) markers.Result
+
+	Now    func() time.Time // stamps control batches; nil is time.Now
+	Logger *slog.Logger     // nil is silent
+}
+
+// LocalSink applies markers on this broker: to the logs that it leads and to the
+// groups that it coordinates. It is the markers.Sink of a process that delivers
+// to itself, and what WriteTxnMarkers of other brokers ends in. It keeps no
+// state and may be used concurrently.
+type LocalSink struct {
+	cfg     LocalSinkConfig
+	deleted TopicDeletions // nil: Topics can't tell
+}
+
+var (
+	_ markers.Sink        = (*LocalSink)(nil)
+	_ markers.OpenChecker = (*LocalSink)(nil)
+)
+
+// NewLocalSink makes a LocalSink from a LocalSinkConfig.
+func NewLocalSink(cfg LocalSinkConfig) (*LocalSink, error) {
+	if cfg.Leader == nil && cfg.Offsets == nil && cfg.Host == nil {
+		return nil, errors.New("wire: LocalSinkConfig has none of Leader, Offsets and Host: nothing to apply markers to")
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	s := &LocalSink{cfg: cfg}
+	s.deleted, _ = cfg.Topics.(TopicDeletions)
+	return s, nil
+}
+
+// applyWidth is how many markers are applied at once. They wait for syncs, which
+// they share.
+const applyWidth = 256
+
+// WriteMarkers applies each delivery and says what became of it. The target is
+// not looked at.
+func (s *LocalSink) WriteMarkers(ctx context.Context, _ markers.Target, ds []markers.Delivery) []markers.Result {
+	out := make([]markers.Result, len(ds))
+	s.each(ds, func(i int) { out[i] = s.write(ctx, ds[i]) })
+	return out
+}
+
+func (s *LocalSink) write(ctx context.Context, d markers.Delivery) markers.Result {
+	p := d.Participant.Wire()
+	if p.Kind != txnstate.KindPartition {
+		if s.cfg.Host == nil {
+			s.cfg.Logger.Warn("no LocalSinkConfig.Host for a marker, is tried again", "txn_id", d.TxnID, "participant", p.String())
+			return markers.Retry
+		}
+		return s.cfg.Host(ctx, d)
+	}
+	err := s.apply(ctx, d)
+	if errors.Is(err, errUnknownPartition) && s.deleted != nil && s.deleted.Deleted(p.Name, p.Index) {
+		return markers.Deleted
+	}
+	return markers.ResultOf(CodeOf(err, keyWriteTxnMarkers, 2))
+}
+
+// applyAll applies each delivery, and gives each its error.
+func (s *LocalSink) applyAll(ctx context.Context, ds []markers.Delivery) []error {
+	errs := make([]error, len(ds))
+	s.each(ds, func(i int) { errs[i] = s.apply(ctx, ds[i]) })
+	return errs
+}
+
+// each calls f for every delivery, concurrently but for those of one producer
+// and one participant, which keep their order.
+func (s *LocalSink) each(ds []markers.Delivery, f func(i int)) {
+	if len(ds) == 1 {
+		f(0)
+		return
+	}
+	type line struct {
+		producer int64
+		to       txnstate.Participant
+	}
+	lines := map[line][]int{}
+	var order []line
+	for i, d := range ds {
+		l := line{d.Producer.ID, d.Participant.Wire()}
+		if lines[l] == nil {
+			order = append(order, l)
+		}
+		lines[l] = append(lines[l], i)
+	}
+	var g errgroup.Group
+	g.SetLimit(applyWidth)
+	for _, l := range order {
+		g.Go(func() error {
+			for _, i := range lines[l] {
+				f(i)
+			}
+			return nil
+		})
+	}
+	_ = g.Wait()
+}
+
+// errUnknownPartition is a partition that this broker does not have. That is not
+// to say that there is none (F38).
+var errUnknownPartition error = txnstate.CodeUnknownTopicOrPartition.Errorf("", "the partition is not on this broker")
+
+// online is the log of a partition, or an error where markers end before
+// anything is looked at.
+func (s *LocalSink) online(p txnstate.Participant) (Log, error) {
+	if n, ok := p.Offsets(); ok {
+		if s.cfg.Offsets == nil || n < 0 || n >= txnstate.OffsetsPartitions {
+			return nil, errUnknownPartition
+		}
+		return nil, nil
+	}
+	if s.cfg.Leader == nil || p.Index < 0 {
+		return nil, errUnknownPartition
+	}
+	return s.cfg.Leader.Log(p.Name, p.Index)
+}
+
+// apply appends a marker where markers.Decide lets it: a repeat is appended
+// again, as Kafka does, and is harmless.
+func (s *LocalSink) apply(ctx context.Context, d markers.Delivery) error {
+	p := d.Participant.Wire()
+	log, err := s.online(p)
+	if err != nil {
+		return err
+	}
+	if n, ok := p.Offsets(); ok {
+		return s.cfg.Offsets.Marker(ctx, n, d.Marker)
+	}
+	now := s.cfg.Now().UnixMilli()
+	batch := markers.AppendControlBatch(nil, d.Marker, 0, 0, now) // the log fills in offset and leader epoch
+	return log.Append(ctx, batch, func(fp *fence.Partition, base int64) error {
+		st, known := fp.Producer(d.Producer.ID)
+		if err := markers.Decide(d.Marker, st, known); err != nil {
+			return err
+		}
+		fp.Mark(d.Marker.Mark(now), base)
+		return nil
+	})
+}
+
+// StillOpen reports whether records of the delivery's producer id wait for a
+// marker at its participant.
+func (s *LocalSink) StillOpen(_ context.Context, _ markers.Target, d markers.Delivery) (bool, error) {
+	p := d.Participant.Wire()
+	log, err := s.online(p)
+	if err != nil {
+		return false, err
+	}
+	if n, ok := p.Offsets(); ok {
+		for _, st := range s.cfg.Offsets.Producers(n) {
+			if st.Producer.ID == d.Producer.ID {
+				return st.Open, nil
+			}
+		}
+		return false, nil
+	}
+	open := false
+	log.With(func(fp *fence.Partition) {
+		st, known := fp.Producer(d.Producer.ID)
+		open = known && st.Open
+	})
+	return open, nil
+}

@@ -1,0 +1,271 @@
+package wire
+
+import (
+	"context"
+	"errors"
+
+	"github.com/kafkatxn/kafkatxn/fence"
+	"github.com/kafkatxn/kafkatxn/txnstate"
+	"github.com/twmb/franz-go/pkg/kmsg"
+	"golang.org/x/sync/errgroup"
+)
+
+// part is one partition of a produce request on its way.
+type part struct {
+	topic     string
+	partition int32
+	records   []byte
+
+	batch fence.Batch
+	log   Log
+	guard fence.Guard
+	ask   bool // the coordinator is to be asked before the append
+
+	err     error
+	base    int64
+	stampMs int64 // -1, but for a duplicate: when the first one was appended
+}
+
+func (p *part) participant() txnstate.Participant { return txnstate.Partition(p.topic, p.partition) }
+
+// produce is Produce. The order of the steps is Kafka's (§6.1): what one step
+// refuses never reaches the next, and a partition that was added to the
+// transaction stays so although its batch is then refused.
+func (h *Handler) produce(ctx context.Context, who Principal, req *kmsg.ProduceRequest) (kmsg.Response, error) {
+	c := h.caller(ctx, who)
+	parts := make([][]*part, len(req.Topics))
+	var all []*part
+	for i, t := range req.Topics {
+		for _, p := range t.Partitions {
+			q := &part{topic: t.Topic, partition: p.Partition, records: p.Records, base: -1, stampMs: -1}
+			parts[i] = append(parts[i], q)
+			all = append(all, q)
+		}
+	}
+	if err := mayProduce(c, req, all); err != nil {
+		for _, p := range all {
+			p.err = err
+		}
+	} else {
+		h.gateParts(c, req, parts)
+		if err := oneProducer(all); err != nil {
+			for _, p := range all {
+				p.err = err
+			}
+		}
+		h.verifyParts(ctx, req, all)
+		if req.Acks < -1 || req.Acks > 1 {
+			for _, p := range all {
+				p.refuse(txnstate.CodeInvalidRequiredAcks.Errorf("", "acks %d, and -1, 0 and 1 are known", req.Acks))
+			}
+		}
+		h.appendParts(ctx, all)
+	}
+	return h.produced(req, parts)
+}
+
+func (p *part) refuse(err error) {
+	if p.err == nil {
+		p.err = err
+	}
+}
+
+// mayProduce: a request with a transactional batch names a transactional id that
+// its sender may write as. Only the batches say whether they are transactional,
+// not the id (KAFKA-14916).
+func mayProduce(c caller, req *kmsg.ProduceRequest, all []*part) error {
+	for _, p := range all {
+		if !hasTransactional(p.records) {
+			continue
+		}
+		if req.TransactionID == nil {
+			return txnstate.CodeTxnIDAuthorization.Errorf("", "a transactional batch without a transactional id")
+		}
+		return c.writesAs(*req.TransactionID)
+	}
+	return nil
+}
+
+// hasTransactional looks at the transactional bit of every batch, as far as they
+// can be told apart.
+func hasTransactional(records []byte) bool {
+	for len(records) > 0 {
+		b, _, size, err := fence.ParseHeader(records)
+		if err != nil {
+			return false
+		}
+		if b.Transactional {
+			return true
+		}
+		records = records[min(size, len(records)):]
+	}
+	return false
+}
+
+// gateParts refuses partitions that may not be written or are not known, and
+// records that are not one good batch.
+func (h *Handler) gateParts(c caller, req *kmsg.ProduceRequest, parts [][]*part) {
+	for i, t := range req.Topics {
+		name, err := h.topicName(keyProduce, req.Version, t.Topic, t.TopicID)
+		if err == nil && !c.may(OpWrite, TopicResource, name) {
+			err = txnstate.CodeTopicAuthorization.Errorf("", "%s has no WRITE on topic %q", c.who, name)
+		}
+		for _, p := range parts[i] {
+			p.topic, p.err = name, err
+			if p.err == nil && !h.exists(p.topic, p.partition) {
+				p.err = notKnown(p.topic, p.partition)
+			}
+			if p.err == nil {
+				p.batch, p.err = fence.ParseProduce(p.records)
+			}
+		}
+	}
+}
+
+// oneProducer: the transactional batches of a request are of one identity.
+func oneProducer(all []*part) error {
+	first := txnstate.NoProducer
+	for _, p := range all {
+		if !p.transactional() {
+			continue
+		}
+		if first != txnstate.NoProducer && first != p.batch.Producer {
+			return txnstate.CodeInvalidProducerIDMapping.Errorf("", "transactional batches of %s and %s in one request", first, p.batch.Producer)
+		}
+		first = p.batch.Producer
+	}
+	return nil
+}
+
+// transactional: a batch without a producer id is plain data even where its
+// transactional bit is set.
+func (p *part) transactional() bool {
+	return p.err == nil && p.batch.Transactional && p.batch.Producer.ID != -1
+}
+
+// verifyParts asks the coordinator, in one question, about all partitions where
+// the producer has no transaction open yet.
+func (h *Handler) verifyParts(ctx context.Context, req *kmsg.ProduceRequest, all []*part) {
+	mode := fence.ProduceMode(req.Version)
+	now := h.nowMs()
+	var ask []*part
+	var ps []txnstate.Participant
+	for _, p := range all {
+		if p.err != nil {
+			continue
+		}
+		if t, ok := h.topic(p.topic); !ok || t.Internal {
+			p.err = txnstate.CodeInvalidTopic.Errorf("", "topic %q takes no records from clients", p.topic)
+			continue
+		}
+		if p.log, p.err = h.cfg.Leader.Log(p.topic, p.partition); p.err != nil || !p.transactional() {
+			continue
+		}
+		p.log.With(func(fp *fence.Partition) { p.guard, p.ask, p.err = fp.Verify(p.batch, mode, now) })
+		if p.err == nil && p.ask {
+			ask = append(ask, p)
+			ps = append(ps, p.participant())
+		}
+	}
+	if len(ask) == 0 {
+		return
+	}
+	for i, err := range h.verify(ctx, keyProduce, *req.TransactionID, ask[0].batch.Producer, ps, mode) {
+		ask[i].err = err
+	}
+}
+
+// appendParts appends what is left: partitions at once, so that they share
+// syncs, and the batches of one partition in their order.
+func (h *Handler) appendParts(ctx context.Context, all []*part) {
+	lines := map[txnstate.Participant][]*part{}
+	var order []txnstate.Participant
+	for _, p := range all {
+		if p.err != nil {
+			continue
+		}
+		if lines[p.participant()] == nil {
+			order = append(order, p.participant())
+		}
+		lines[p.participant()] = append(lines[p.participant()], p)
+	}
+	if len(order) == 1 {
+		h.appendLine(ctx, lines[order[0]])
+		return
+	}
+	var g errgroup.Group
+	g.SetLimit(batchWidth)
+	for _, k := range order {
+		g.Go(func() error {
+			h.appendLine(ctx, lines[k])
+			return nil
+		})
+	}
+	_ = g.Wait()
+}
+
+func (h *Handler) appendLine(ctx context.Context, line []*part) {
+	for _, p := range line {
+		h.appendPart(ctx, p)
+	}
+}
+
+// errDuplicate keeps a batch that is in the log already from being appended
+// again.
+var errDuplicate = errors.New("wire: the batch was appended before")
+
+func (h *Handler) appendPart(ctx context.Context, p *part) {
+	now := h.nowMs()
+	var r fence.Reservation
+	err := p.log.Append(ctx, p.records, func(fp *fence.Partition, base int64) error {
+		var err error
+		if r, err = fp.Reserve(p.batch, p.guard, now); err != nil {
+			return err
+		}
+		if r.Duplicate {
+			return errDuplicate
+		}
+		r.Settle(base)
+		p.base = base
+		return nil
+	})
+	if errors.Is(err, errDuplicate) {
+		// The first attempt may not be durable yet, and its answer is lost: this
+		// one stands for it.
+		p.base, p.stampMs = r.Offset, r.TimestampMs
+		err = p.log.Durable(ctx, r.Offset)
+	}
+	if err != nil {
+		p.err, p.base, p.stampMs = err, -1, -1
+	}
+}
+
+// produced is the answer. With acks 0 there is none, and the connection is
+// closed where something was refused.
+func (h *Handler) produced(req *kmsg.ProduceRequest, parts [][]*part) (kmsg.Response, error) {
+	resp := req.ResponseKind().(*kmsg.ProduceResponse)
+	failed := false
+	for i, t := range req.Topics {
+		rt := kmsg.NewProduceResponseTopic()
+		rt.Topic, rt.TopicID = t.Topic, t.TopicID
+		for _, p := range parts[i] {
+			rp := kmsg.NewProduceResponseTopicPartition()
+			rp.Partition = p.partition
+			rp.ErrorCode = h.code(p.err, keyProduce, req.Version)
+			rp.BaseOffset, rp.LogAppendTime = p.base, p.stampMs
+			if p.err != nil {
+				rp.ErrorMessage = message(p.err)
+				failed = true
+			}
+			rt.Partitions = append(rt.Partitions, rp)
+		}
+		resp.Topics = append(resp.Topics, rt)
+	}
+	switch {
+	case req.Acks != 0:
+		return resp, nil
+	case failed:
+		return nil, ErrClose
+	}
+	return nil, nil
+}
