@@ -61,13 +61,13 @@ func (c Config) withDefaults() Config {
 func (c Config) validate() error {
 	var errs []error
 	if c.Dir == "" {
-		errs = append(errs, errors.New("Dir is required"))
+		errs = append(errs, errors.New("missing Dir"))
 	}
 	if c.Broker < 0 || c.Broker > maxBroker {
-		errs = append(errs, fmt.Errorf("Broker is %d, not between 0 and %d", c.Broker, maxBroker))
+		errs = append(errs, fmt.Errorf("bad Broker %d: not between 0 and %d", c.Broker, maxBroker))
 	}
 	if c.BlockSize < 0 || int64(c.BlockSize) > sliceSize {
-		errs = append(errs, fmt.Errorf("BlockSize is %d, not between 1 and %d", c.BlockSize, sliceSize))
+		errs = append(errs, fmt.Errorf("bad BlockSize %d: not between 1 and %d", c.BlockSize, sliceSize))
 	}
 	if len(errs) > 0 {
 		return fmt.Errorf("pidalloc: %w", errors.Join(errs...))
