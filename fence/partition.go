@@ -59,8 +59,8 @@ type ProducerState struct {
 	OpenSince        int64 // offset of its first batch; -1 for none, or not known yet
 	LastSequence     int32 // -1 for none under this epoch
 	LastTimestampMs  int64 // of the last batch or marker, as the log has it
-	// FencedBelow: batches of lower epochs are refused, whatever Producer.Epoch
-	// is (see Fence). -1 for no such fence.
+	// FencedBelow: transactional batches of lower epochs are refused, whatever
+	// Producer.Epoch is (see Fence). -1 for no such fence.
 	FencedBelow int16
 }
 
@@ -219,16 +219,18 @@ func (p *Partition) Expire(nowMs int64) {
 
 // Fence says that the epochs of a producer id below pr.Epoch are gone: the
 // coordinator has granted that epoch, or has ended a transaction with it. Their
-// batches are refused from now on, with INVALID_PRODUCER_EPOCH (47), also those
-// of the transaction that is open; its marker is taken as before. It may be said
-// again, and out of order.
+// transactional batches and offsets are refused from now on, with
+// INVALID_PRODUCER_EPOCH (47), also those of the transaction that is open; its
+// marker is taken as before. It may be said again, and out of order.
 //
 // It does nothing for a producer that the partition does not know, so its cost
 // is bounded by what is here: the first transactional batch of any other is
 // verified at the coordinator, which refuses it.
 //
-// Kafka has no such feed: there a fenced producer may go on until its marker
-// arrives, and its batches outside of a transaction may for good.
+// Kafka has no such feed: there a fenced producer may go on in its open
+// transaction until the marker arrives. Batches of the producer id outside of a
+// transaction, which no client sends once it has a transactional id, are taken
+// as in Kafka: until the marker.
 func (p *Partition) Fence(pr txnstate.Producer) {
 	if known := p.producers[pr.ID]; known != nil {
 		known.fencedBelow = max(known.fencedBelow, pr.Epoch)

@@ -73,7 +73,7 @@ type producer struct {
 
 	known       bool  // something of it is in the log; else it is an entry alone
 	broken      bool  // reservations stand behind a cancelled one
-	fencedBelow int16 // batches under it are refused; -1 for no fence
+	fencedBelow int16 // see Fence; -1 for no fence
 	start       int64 // offset of the open transaction
 	last        int64 // offset of the last batch or marker, -1 for none
 	seenMs      int64 // when it was last heard of, for expiry

@@ -44,9 +44,9 @@ func (p *Partition) Reserve(b Batch, g Guard, nowMs int64) (Reservation, error) 
 	pr := p.producers[b.Producer.ID]
 	if pr != nil {
 		e, t = p.entryOf(pr, nowMs), pr.tip()
-		// A fence stands before the search for a duplicate, where Kafka's has
-		// the epoch: what an older epoch sends is never told to have succeeded.
-		if b.Producer.Epoch < pr.fencedBelow {
+		// Before the search for a duplicate, as an older epoch finds none: what it
+		// sends is never told to have succeeded.
+		if b.Transactional && b.Producer.Epoch < pr.fencedBelow {
 			return Reservation{}, stale(b.Producer, pr.fencedBelow)
 		}
 		if s, pending, found := pr.duplicate(b); pending {
