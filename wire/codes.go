@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"github.com/kafkatxn/kafkatxn/fence"
+	"github.com/kafkatxn/kafkatxn/offsets"
 	"github.com/kafkatxn/kafkatxn/txnstate"
 )
 
@@ -38,14 +38,13 @@ func CodeOf(err error, key, version int16) txnstate.Code {
 		switch {
 		case !coded:
 			c = txnstate.CodeKafkaStorageError // retried, to a leader that may have changed
-		case c == txnstate.CodeCoordinatorLoading, c == txnstate.CodeCoordinatorNotAvailable, c == txnstate.CodeNotCoordinator:
-			// A transaction coordinator knows what to do with a leader's codes only.
-			c = txnstate.CodeNotLeaderOrFollower
+		default:
+			c = offsets.MarkerAnswer(err)
 		}
-	case keyOffsetCommit, keyTxnOffsetCommit:
+	case keyTxnOffsetCommit:
 		var r *requestError
 		if !errors.As(err, &r) {
-			c = offsetsCode(c, coded)
+			c = offsets.Answer(c, version)
 		}
 	case keyFindCoordinator:
 		if !coded {
@@ -66,28 +65,6 @@ func notKnown(topic string, partition int32) error {
 	return &requestError{txnstate.CodeUnknownTopicOrPartition.Errorf("", "%s/%d is not known", topic, partition)}
 }
 
-// offsetsCode is how a group coordinator shows what its log and its verification
-// ran into (§7.1; OffsetMetadataManager, CoordinatorRuntime).
-func offsetsCode(c txnstate.Code, coded bool) txnstate.Code {
-	switch c {
-	case txnstate.CodeNetworkException:
-		return txnstate.CodeCoordinatorLoading
-	case txnstate.CodeUnknownTopicOrPartition, txnstate.CodeRequestTimedOut, txnstate.CodeNotEnoughReplicas:
-		return txnstate.CodeCoordinatorNotAvailable
-	case txnstate.CodeNotLeaderOrFollower, txnstate.CodeKafkaStorageError:
-		return txnstate.CodeNotCoordinator
-	case txnstate.CodeMessageTooLarge, txnstate.CodeRecordListTooLarge:
-		return txnstate.CodeUnknownServerError
-	case txnstate.CodeProducerFenced:
-		return txnstate.CodeInvalidProducerEpoch // in every version (KAFKA-9911)
-	}
-	if !coded && c == txnstate.CodeUnknownServerError {
-		// A log that failed: clients look their coordinator up and try again.
-		return txnstate.CodeNotCoordinator
-	}
-	return c
-}
-
 // known is a code as a version of an API knows it.
 func known(c txnstate.Code, key, version int16) txnstate.Code {
 	a, ok := apiOf(key)
@@ -97,26 +74,8 @@ func known(c txnstate.Code, key, version int16) txnstate.Code {
 		return txnstate.CodeInvalidProducerEpoch
 	case c == txnstate.CodeTransactionAbortable && a.abortable != never && version < a.abortable:
 		return txnstate.CodeInvalidTxnState
-	case c == txnstate.CodeCoordinatorLoading && key == keyTxnOffsetCommit && version < 2:
-		return txnstate.CodeCoordinatorNotAvailable // old clients crash on 14 (KAFKA-9656)
 	}
 	return c
-}
-
-// verifyCode is what a verification's answer means to the request that asked:
-// the table of §6.3, and for a group coordinator that of §7.1.
-func verifyCode(c txnstate.Code, key int16, mode fence.Mode) txnstate.Code {
-	if key == keyProduce {
-		return mode.ProduceAnswer(c)
-	}
-	switch {
-	case c == txnstate.CodeTransactionAbortable && mode == fence.ModeDefault,
-		// A broker that may not ask can't take the offsets: nothing that the
-		// client could be told about rights of its own.
-		c == txnstate.CodeClusterAuthorization:
-		return txnstate.CodeInvalidTxnState
-	}
-	return offsetsCode(c, true)
 }
 
 // message is what an answer says in words where it has room: what was expected

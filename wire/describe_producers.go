@@ -52,7 +52,7 @@ func (h *Handler) producers(topic string, partition int32) ([]fence.ProducerStat
 		if h.cfg.Offsets == nil {
 			return nil, txnstate.CodeNotLeaderOrFollower.Errorf("", "groups are coordinated elsewhere")
 		}
-		return h.cfg.Offsets.Producers(partition), nil
+		return h.cfg.Offsets.Producers(partition)
 	}
 	log, err := h.cfg.Leader.Log(topic, partition)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/kafkatxn/kafkatxn/fence"
@@ -175,12 +176,9 @@ func (s *LocalSink) StillOpen(_ context.Context, _ markers.Target, d markers.Del
 		return false, err
 	}
 	if n, ok := p.Offsets(); ok {
-		for _, st := range s.cfg.Offsets.Producers(n) {
-			if st.Producer.ID == d.Producer.ID {
-				return st.Open, nil
-			}
-		}
-		return false, nil
+		states, err := s.cfg.Offsets.Producers(n)
+		i := slices.IndexFunc(states, func(st fence.ProducerState) bool { return st.Producer.ID == d.Producer.ID })
+		return i >= 0 && states[i].Open, err
 	}
 	open := false
 	log.With(func(fp *fence.Partition) {

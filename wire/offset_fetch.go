@@ -71,8 +71,15 @@ func (h *Handler) fetchGroup(c caller, version int16, group string, topics []fet
 	if !c.may(OpDescribe, GroupResource, group) {
 		return topics, txnstate.CodeGroupAuthorization.Errorf("", "%s has no DESCRIBE on group %q", c.who, group)
 	}
+	if stable {
+		// What was accepted before is seen, or refused: not answered with a
+		// position from before it.
+		if err := h.cfg.Offsets.Await(c.ctx, group); err != nil {
+			return topics, err
+		}
+	}
 	if all {
-		return h.fetchAll(c, version, group, stable), nil
+		return h.fetchAll(c, version, group, stable)
 	}
 	var ask []offsets.TopicPartition
 	allowed := make([]bool, len(topics))
@@ -100,7 +107,11 @@ func (h *Handler) fetchGroup(c caller, version int16, group string, topics []fet
 		return topics, nil // nil would ask for all
 	}
 	found := map[offsets.TopicPartition]offsets.Fetched{}
-	for _, f := range h.cfg.Offsets.Fetch(group, ask, stable) {
+	fetched, err := h.cfg.Offsets.Fetch(group, ask, stable)
+	if err != nil {
+		return topics, err
+	}
+	for _, f := range fetched {
 		found[offsets.TopicPartition{Topic: f.Topic, Partition: f.Partition}] = f
 	}
 	for i := range topics {
@@ -115,10 +126,14 @@ func (h *Handler) fetchGroup(c caller, version int16, group string, topics []fet
 
 // fetchAll are the partitions with a committed offset. What the caller may not
 // see is left out.
-func (h *Handler) fetchAll(c caller, version int16, group string, stable bool) []fetchTopic {
+func (h *Handler) fetchAll(c caller, version int16, group string, stable bool) ([]fetchTopic, error) {
+	fetched, err := h.cfg.Offsets.Fetch(group, nil, stable)
+	if err != nil {
+		return nil, err
+	}
 	var out []fetchTopic
 	index := map[string]int{} // -1: not to be seen
-	for _, f := range h.cfg.Offsets.Fetch(group, nil, stable) {
+	for _, f := range fetched {
 		i, ok := index[f.Topic]
 		if !ok {
 			i = -1
@@ -139,7 +154,7 @@ func (h *Handler) fetchAll(c caller, version int16, group string, stable bool) [
 			out[i].fetched = append(out[i].fetched, f)
 		}
 	}
-	return out
+	return out, nil
 }
 
 // fetchedTopic is a topic in an answer up to v7. all is the code of every

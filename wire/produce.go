@@ -124,15 +124,15 @@ func (h *Handler) gateParts(c caller, req *kmsg.ProduceRequest, parts [][]*part)
 
 // oneProducer: the transactional batches of a request are of one identity.
 func oneProducer(all []*part) error {
-	first := txnstate.NoProducer
+	var first *part
 	for _, p := range all {
-		if !p.transactional() {
-			continue
+		switch {
+		case !p.transactional():
+		case first == nil:
+			first = p
+		case first.batch.Producer != p.batch.Producer:
+			return txnstate.CodeInvalidProducerIDMapping.Errorf("", "transactional batches of %s and %s in one request", first.batch.Producer, p.batch.Producer)
 		}
-		if first != txnstate.NoProducer && first != p.batch.Producer {
-			return txnstate.CodeInvalidProducerIDMapping.Errorf("", "transactional batches of %s and %s in one request", first, p.batch.Producer)
-		}
-		first = p.batch.Producer
 	}
 	return nil
 }
@@ -140,7 +140,7 @@ func oneProducer(all []*part) error {
 // transactional: a batch without a producer id is plain data even where its
 // transactional bit is set.
 func (p *part) transactional() bool {
-	return p.err == nil && p.batch.Transactional && p.batch.Producer.ID != -1
+	return p.err == nil && p.batch.Transactional && p.batch.Producer.ID >= 0
 }
 
 // verifyParts asks the coordinator, in one question, about all partitions where

@@ -50,7 +50,15 @@ func (h *Handler) verify(ctx context.Context, key int16, txnID string, p txnstat
 		if c == txnstate.CodeNone {
 			continue
 		}
-		errs[i] = verifyCode(c, key, mode).Errorf(txnID, "producer %s and %s: the transaction coordinator says %s", p, ps[i], c)
+		shown := c
+		if key == keyProduce {
+			shown = mode.ProduceAnswer(c)
+		} else if c == txnstate.CodeClusterAuthorization {
+			// A broker that may not ask can't take the offsets: nothing that the
+			// client could be told about rights of its own.
+			shown = txnstate.CodeInvalidTxnState
+		}
+		errs[i] = shown.Errorf(txnID, "producer %s and %s: the transaction coordinator says %s", p, ps[i], c)
 	}
 	return errs
 }
