@@ -415,7 +415,8 @@ func TestTheLedgerNoticesARepeat(t *testing.T) {
 
 type recorder struct{ failures []string }
 
-func (r *recorder) Helper() {}
-func (r *recorder) Fatalf(format string, args ...any) {
+func (r *recorder) Helper()               {}
+func (r *recorder) Fatalf(string, ...any) {}
+func (r *recorder) Errorf(format string, args ...any) {
 	r.failures = append(r.failures, fmt.Sprintf(format, args...))
 }
