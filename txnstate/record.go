@@ -271,27 +271,46 @@ func (r Record) Outcome(coordinatorEpoch int32) Outcome {
 	}
 }
 
-// union is the sorted set of a and b. It returns a itself when nothing is new.
+// union is the sorted set of a, which is one, and b. It returns a itself when
+// nothing is new. Sets have thousands of members in the worst case, so nothing
+// here is quadratic.
 func union(a, b []Participant) []Participant {
 	out := a
 	for _, p := range b {
-		i, found := slices.BinarySearchFunc(out, p, Participant.Compare)
-		if found {
+		if _, found := slices.BinarySearchFunc(a, p, Participant.Compare); found {
 			continue
 		}
 		if len(out) == len(a) {
 			out = append(make([]Participant, 0, len(a)+len(b)), a...)
 		}
-		out = slices.Insert(out, i, p)
+		out = append(out, p)
 	}
-	return out
+	if len(out) == len(a) {
+		return a
+	}
+	slices.SortStableFunc(out, Participant.Compare)
+	return slices.CompactFunc(out, func(p, q Participant) bool { return p.Compare(q) == 0 })
 }
 
-// without is the set a less b, in memory of its own.
+// without is the sorted set a less b, nil where nothing is left. It returns a
+// itself when nothing goes.
 func without(a, b []Participant) []Participant {
-	var out []Participant
-	for _, p := range a {
-		if !slices.ContainsFunc(b, func(q Participant) bool { return p.Compare(q) == 0 }) {
+	gone, n := make([]bool, len(a)), 0
+	for _, p := range b {
+		if i, found := slices.BinarySearchFunc(a, p, Participant.Compare); found && !gone[i] {
+			gone[i] = true
+			n++
+		}
+	}
+	switch n {
+	case 0:
+		return a
+	case len(a):
+		return nil
+	}
+	out := make([]Participant, 0, len(a)-n)
+	for i, p := range a {
+		if !gone[i] {
 			out = append(out, p)
 		}
 	}

@@ -74,7 +74,7 @@ var legal = [...][]State{
 // Prepare answers CONCURRENT_TRANSACTIONS at the place where Kafka looks at the
 // pending transition, which it sets together with that state.
 func Step(rec Record, ev Event, now time.Time) (Decision, error) {
-	ms := now.UnixMilli()
+	ms := max(now.UnixMilli(), 0) // -1 is "none": a clock before 1970 would write a record without a start
 	switch ev := ev.(type) {
 	case Init:
 		return stepInit(rec, ev, ms)
@@ -115,7 +115,12 @@ func Step(rec Record, ev Event, now time.Time) (Decision, error) {
 // Resume is what a record found at start-up, or at a takeover, still owes.
 func Resume(rec Record) Effects {
 	e := Effects{Markers: rec.State.Decided(), Fence: NoProducer}
-	if rec.Producer.Epoch > 0 {
+	switch {
+	case rec.PrevID >= 0 && rec.PrevID != rec.Producer.ID:
+		// A new producer id was given because the epochs of the old one were
+		// used up: it is the old one that has to be fenced, for good.
+		e.Fence = Producer{ID: rec.PrevID, Epoch: FenceEpoch}
+	case rec.Producer.Epoch > 0:
 		e.Fence = rec.Producer
 	}
 	return e

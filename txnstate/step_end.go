@@ -30,7 +30,7 @@ func stepEndTV2(rec Record, ev End, ms int64) (Decision, error) {
 		return refuse(rec, CodeConcurrentTransactions, "the transaction is completing: %s", rec.State)
 	}
 	cur := rec.Producer
-	overflow := ev.Producer.ID == rec.PrevID && ev.Producer.Epoch == MaxEpoch && cur.Epoch == 0
+	overflow := rec.PrevID >= 0 && ev.Producer.ID == rec.PrevID && ev.Producer.Epoch == MaxEpoch && cur.Epoch == 0
 	if ev.Producer.ID != cur.ID && !overflow {
 		return Decision{}, wrongHolder(rec, ev.Producer)
 	}

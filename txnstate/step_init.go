@@ -12,7 +12,7 @@ func stepInit(rec Record, ev Init, ms int64) (Decision, error) {
 	if rec.State.Decided() {
 		return refuse(rec, CodeConcurrentTransactions, "the previous transaction is completing: %s", rec.State)
 	}
-	ours := ev.Expected.ID == rec.Producer.ID || ev.Expected.ID == rec.PrevID && ev.Expected.Epoch >= MaxEpoch
+	ours := ev.Expected.ID == rec.Producer.ID || rec.PrevID >= 0 && ev.Expected.ID == rec.PrevID && ev.Expected.Epoch >= MaxEpoch
 	if !fresh && !ours {
 		return refuse(rec, CodeProducerFenced, "the caller holds %s, and the identity is %s", ev.Expected, rec.Producer)
 	}
