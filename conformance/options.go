@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"path"
+	"slices"
 	"time"
 )
 
@@ -86,15 +87,6 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Fact is something that may be different after Options.Between. Everything else
-// must be as before, or an answer differs.
-type Fact string
-
-// Membership: the members of groups. Members join again after Between, as real
-// ones would, and the recorded member ids and generations stand for the new ones.
-// Kafka itself keeps them.
-const Membership Fact = "membership"
-
 func (o Options) withDefaults() Options {
 	if o.Parallel == 0 {
 		o.Parallel = 4
@@ -131,7 +123,7 @@ func (o Options) validate() error {
 		}
 	}
 	for _, f := range o.MayForget {
-		if f != Membership {
+		if !slices.Contains(Facts(), f) {
 			errs = append(errs, fmt.Errorf("conformance: unknown fact %q", f))
 		}
 	}
@@ -150,10 +142,5 @@ func (o Options) excludes(suite, scenario string) bool {
 }
 
 func (o Options) mayForget(f Fact) bool {
-	for _, x := range o.MayForget {
-		if x == f {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(o.MayForget, f)
 }

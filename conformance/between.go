@@ -1,0 +1,104 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// A batch of interrupted scenarios is no larger than this, and no new scenario is
+// begun when this much time has passed: the open transactions of the first, of 60
+// s at least, must not time out before the last is done.
+const (
+	maxBatch  = 400
+	batchTime = 12 * time.Second
+)
+
+// interrupted replays with Between in the middle.
+func (e *env) interrupted(ctx context.Context, oneByOne bool, runs []*replay) error {
+	for len(runs) > 0 {
+		begin := time.Now()
+		batch := runs[:min(len(runs), maxBatch)]
+		if err := e.each(ctx, oneByOne, batch, func(ctx context.Context, r *replay) error {
+			if time.Since(begin) > batchTime {
+				return nil
+			}
+			r.cut = r.sc.cut(e.o.mayForget)
+			if err := r.run(ctx, r.cut); err != nil {
+				return err
+			}
+			if r.ended {
+				return nil
+			}
+			return r.p.settle(ctx)
+		}); err != nil {
+			return err
+		}
+		n := 0
+		for n < len(batch) && batch[n].begun {
+			n++
+		}
+		if err := e.o.Between(ctx); err != nil {
+			return fmt.Errorf("between the halves: %w", err)
+		}
+		var scs []*Scenario
+		for _, r := range batch[:n] {
+			scs = append(scs, r.sc)
+		}
+		if err := e.learnEpoch(ctx, scs); err != nil {
+			return err
+		}
+		if err := e.each(ctx, oneByOne, batch[:n], func(ctx context.Context, r *replay) error {
+			if r.ended {
+				return nil
+			}
+			if e.o.mayForget(Membership) {
+				if err := r.p.rejoin(ctx); err != nil {
+					return r.lost(err)
+				}
+			}
+			return r.run(ctx, len(r.sc.Steps))
+		}); err != nil {
+			return err
+		}
+		runs = runs[n:]
+	}
+	return nil
+}
+
+// rejoin makes the members of the groups members again, as their clients would
+// when the group's coordinator has forgotten them. A generation below the recorded one is
+// raised by joining again, so that stale ones stay above -1, which means none.
+func (p *player) rejoin(ctx context.Context) error {
+	for g, m := range p.joined {
+		for range 100 {
+			id, gen, code, err := p.joinGroup(ctx, g, p.members[m.member])
+			if err != nil {
+				if ctx.Err() != nil || errors.Is(err, errUnreachable) {
+					return err
+				}
+				break // the scenario will show what is wrong
+			}
+			if errName(code) == "UNKNOWN_MEMBER_ID" {
+				if id, gen, code, err = p.joinGroup(ctx, g, ""); err != nil {
+					break
+				}
+			}
+			if transient(errName(code)) {
+				if err := pause(ctx, 20*time.Millisecond); err != nil {
+					return err
+				}
+				continue
+			}
+			if code != 0 {
+				break
+			}
+			p.members[m.member] = id
+			if p.genBy[g] = gen - m.generation; gen >= m.generation {
+				break
+			}
+		}
+	}
+	return nil
+}
