@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"context"
-	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
@@ -55,6 +54,5 @@ func (p *player) deny(ctx context.Context, s *Step) (Answer, error) {
 	if len(x.Results) != 1 {
 		return Answer{}, short("%d results, want 1", len(x.Results))
 	}
-	// brokers learn of a rule after the controller has answered
-	return Answer{Err: errName(x.Results[0].ErrorCode)}, pause(ctx, 50*time.Millisecond)
+	return Answer{Err: errName(x.Results[0].ErrorCode)}, pause(ctx, p.e.aclWait)
 }

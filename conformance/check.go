@@ -37,13 +37,14 @@ func Check(ctx context.Context, addr string, o Options) (Report, error) {
 
 // env is one run: what all its scenarios share.
 type env struct {
-	addr   string
-	o      Options
-	limits *limits
-	apis   apis
-	notes  []string
-	epoch  atomic.Int32 // of the broker's transaction coordinator, see coordinatorEpoch
-	probes int          // names of probes used; one goroutine at a time
+	addr    string
+	o       Options
+	limits  *limits
+	apis    apis
+	notes   []string
+	epoch   atomic.Int32  // of the broker's transaction coordinator, see coordinatorEpoch
+	probes  int           // names of probes used; one goroutine at a time
+	aclWait time.Duration // brokers learn of an access rule after CreateAcls has answered
 }
 
 // coordinatorEpoch is the epoch that the broker's own coordinator puts into
@@ -66,7 +67,7 @@ func start(ctx context.Context, addr string, o Options) (*env, []loaded, error) 
 	if err != nil {
 		return nil, nil, err
 	}
-	e := &env{addr: addr, o: o, limits: &limits{full: o.Timeout, late: map[int16]int{}}}
+	e := &env{addr: addr, o: o, aclWait: 50 * time.Millisecond, limits: &limits{full: o.Timeout, late: map[int16]int{}}}
 	for i := range suites {
 		s := &suites[i]
 		s.OneByOne = s.OneByOne && !o.ParallelAll || !wallSleep && s.sleeps()

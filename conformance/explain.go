@@ -53,8 +53,11 @@ func (r *replay) explain(got Answer, trouble string) *Difference {
 	}
 	d.Text = fmt.Sprintf("%s: Kafka answered %s, this broker answered %s", s, s.Want.brief(), got.brief())
 	ws, gs := differing(s.Want, got)
-	for i := range ws {
-		d.Details = append(d.Details, detail(ws[i], gs[i]))
+	for i, f := range ws {
+		// where one of them is an error, the sentence has said it all
+		if s.Want.outcome() == got.outcome() || f.name == "partition errors" && gs[i].value != "" && f.value != "" {
+			d.Details = append(d.Details, detail(f, gs[i]))
+		}
 	}
 	return d
 }
@@ -117,7 +120,7 @@ func kind(s *Step, got Answer, trouble string) string {
 			names = append(names, f.name)
 		}
 	}
-	return fmt.Sprintf("%s: both answer %s, with a different %s", api, w, strings.Join(names, ", "))
+	return fmt.Sprintf("%s: both answer %s, but differ in %s", api, w, strings.Join(names, ", "))
 }
 
 // outcome is an answer's error, or errors, without what they are about.

@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"sort"
+	"slices"
 	"strings"
 )
 
@@ -37,9 +37,11 @@ type Kind struct {
 	Text     string   `json:"text"`
 	Why      string   `json:"why,omitempty"` // what Kafka's rule is and where to read about it
 	Count    int      `json:"count"`
-	Versions []int16  `json:"versions"`
-	Examples []string `json:"examples"` // names of scenarios
+	Versions []int16  `json:"versions,omitempty"` // of the request, where a recording chooses it
+	Examples []string `json:"examples"`           // names of scenarios
 }
+
+const mostExamples = 5 // named with a Kind
 
 // Difference is the first answer of a scenario that is not Kafka's.
 type Difference struct {
@@ -84,21 +86,46 @@ func (s *SuiteReport) add(r *replay) {
 }
 
 func (k *Kind) note(r *replay) {
-	v, seen := r.diff.Request.Version, false
-	for _, x := range k.Versions {
-		seen = seen || x == v
-	}
-	if !seen {
+	if v := r.diff.Request.Version; r.diff.Request.Op.versioned() && !slices.Contains(k.Versions, v) {
 		k.Versions = append(k.Versions, v)
-		sort.Slice(k.Versions, func(i, j int) bool { return k.Versions[i] < k.Versions[j] })
+		slices.Sort(k.Versions)
 	}
-	if len(k.Examples) < 5 {
+	if len(k.Examples) < mostExamples {
 		k.Examples = append(k.Examples, r.diff.Scenario)
 	}
 }
 
-func (s *SuiteReport) sort() {
-	sort.SliceStable(s.Kinds, func(i, j int) bool { return s.Kinds[i].Count > s.Kinds[j].Count })
+func (s *SuiteReport) sort() { sortKinds(s.Kinds) }
+
+func sortKinds(ks []Kind) {
+	slices.SortStableFunc(ks, func(a, b Kind) int { return b.Count - a.Count })
+}
+
+// Kinds are those of all suites together, most frequent first.
+func (r Report) Kinds() []Kind {
+	var out []Kind
+	at := map[string]int{}
+	for _, s := range r.Suites {
+		for _, k := range s.Kinds {
+			i, ok := at[k.Text]
+			if !ok {
+				i = len(out)
+				at[k.Text] = i
+				out = append(out, Kind{Text: k.Text, Why: k.Why})
+			}
+			t := &out[i]
+			t.Count += k.Count
+			for _, v := range k.Versions {
+				if !slices.Contains(t.Versions, v) {
+					t.Versions = append(t.Versions, v)
+				}
+			}
+			slices.Sort(t.Versions)
+			t.Examples = append(t.Examples, k.Examples[:min(len(k.Examples), mostExamples-len(t.Examples))]...)
+		}
+	}
+	sortKinds(out)
+	return out
 }
 
 // OK tells that nothing differs, and that something was replayed.
@@ -143,6 +170,11 @@ func (r Report) WriteText(w io.Writer, show int) error {
 		s.write(&b, show)
 	}
 	scs, agree, steps, stepsAgree := r.Totals()
+	if ks := r.Kinds(); len(r.Suites) > 1 && len(ks) > 0 {
+		fmt.Fprintf(&b, "\nmost frequent of all suites:\n")
+		writeKinds(&b, ks)
+		fmt.Fprintln(&b)
+	}
 	fmt.Fprintf(&b, "total: %d of %d scenarios agree (%s), %d of %d answers before the first difference (%s)\n",
 		agree, scs, percent(agree, scs), stepsAgree, steps, percent(stepsAgree, steps))
 	_, err := io.WriteString(w, b.String())
@@ -173,17 +205,7 @@ func (s SuiteReport) write(b *strings.Builder, show int) {
 	if len(s.Differences) > 0 && s.Needs != "" {
 		fmt.Fprintf(b, "    this suite needs %s\n", s.Needs)
 	}
-	const most = 12
-	for i, k := range s.Kinds {
-		if i == most {
-			fmt.Fprintf(b, "    ... and %d more kinds\n", len(s.Kinds)-most)
-			break
-		}
-		fmt.Fprintf(b, "  %4d x %s%s\n", k.Count, k.Text, versions(k.Versions))
-		if k.Why != "" {
-			fmt.Fprintf(b, "         %s\n", k.Why)
-		}
-	}
+	writeKinds(b, s.Kinds)
 	for i, d := range s.examples(show) {
 		if i == 0 {
 			fmt.Fprintln(b)
@@ -193,7 +215,7 @@ func (s SuiteReport) write(b *strings.Builder, show int) {
 }
 
 func versions(vs []int16) string {
-	if len(vs) == 1 && vs[0] == 0 {
+	if len(vs) == 0 {
 		return ""
 	}
 	var out []string
@@ -201,6 +223,42 @@ func versions(vs []int16) string {
 		out = append(out, fmt.Sprintf("v%d", v))
 	}
 	return " (" + strings.Join(out, ", ") + ")"
+}
+
+func writeKinds(b *strings.Builder, ks []Kind) {
+	const most = 12
+	for i, k := range ks {
+		if i == most {
+			fmt.Fprintf(b, "    ... and %d more kinds\n", len(ks)-most)
+			break
+		}
+		fmt.Fprintf(b, "  %4d x %s%s\n", k.Count, k.Text, versions(k.Versions))
+		wrap(b, "         ", k.Why)
+	}
+}
+
+// wrap writes text in lines that a terminal shows.
+func wrap(b *strings.Builder, indent, text string) {
+	const width = 110
+	line := 0
+	for _, w := range strings.Fields(text) {
+		switch {
+		case line == 0:
+			b.WriteString(indent)
+			line = len(indent)
+		case line+1+len(w) > width:
+			b.WriteString("\n" + indent)
+			line = len(indent)
+		default:
+			b.WriteByte(' ')
+			line++
+		}
+		b.WriteString(w)
+		line += len(w)
+	}
+	if line > 0 {
+		b.WriteByte('\n')
+	}
 }
 
 // examples are up to n differences: the first of each kind before the second of any.
@@ -239,9 +297,7 @@ func (d Difference) write(b *strings.Builder) {
 	if d.Trouble != "" {
 		fmt.Fprintf(b, "      %s\n", d.Trouble)
 	}
-	if d.Why != "" {
-		fmt.Fprintf(b, "      %s\n", d.Why)
-	}
+	wrap(b, "      ", d.Why)
 	if len(d.Story) == 0 {
 		fmt.Fprintf(b, "    It is the scenario's first request.\n")
 	} else {

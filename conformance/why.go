@@ -231,12 +231,14 @@ func whyRead(s *Step, got Answer) string {
 			return "The epoch is the stored one: with protocol 2 every end of a transaction bumps it, and so does the fencing of an open one by InitProducerId or its timeout (KIP-890, TransactionMetadata)."
 		case "start time":
 			return "A completed transaction keeps its start time until InitProducerId clears it (TransactionMetadata.prepareComplete)."
+		case "partitions":
+			return "A transaction shows the partitions that were added to it, and for each group one of __consumer_offsets, until its markers are written; a refused or verifying request adds none (TransactionMetadata)."
 		case "timeout":
 			return "The timeout is that of the last InitProducerId, or 2147483647 with two-phase commit (TransactionMetadata)."
 		}
 		return "Empty after InitProducerId, Ongoing from the first partition or group on, then CompleteCommit or CompleteAbort; an abort without a transaction ends in CompleteAbort with protocol 2 (TransactionState)."
 	case OpListTxns:
-		return "Filters of states and producer ids apply together, and the ids of all states are listed (TransactionStateManager.listTransactionStates)."
+		return "Ids of all states are listed, those that are Empty or completed too; filters of states and producer ids apply together; after a transaction the state is CompleteCommit or CompleteAbort until InitProducerId (TransactionStateManager.listTransactionStates)."
 	case OpDescribeProducers:
 		return "Every producer id with batches or a marker on the partition is listed: its epoch, the last sequence (-1 after a marker that raised the epoch, kept after one of the same epoch) and the first offset of its open transaction, -1 for none (ProducerStateManager.activeProducers)."
 	}

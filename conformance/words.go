@@ -48,16 +48,22 @@ func (o Op) API() string {
 	return string(o)
 }
 
+// versioned tells that the version is the recording's choice.
+func (o Op) versioned() bool {
+	switch o {
+	case OpDescribeTxns, OpListTxns, OpDescribeProducers, OpFetch, OpOffsetFetch, OpJoin, OpDeny, OpSleep:
+		return false
+	}
+	return true
+}
+
 // String is the request in one line: API, version, and what it names.
 func (s *Step) String() string {
 	if s.Op == OpSleep {
 		return fmt.Sprintf("%d ms pass", s.SleepMs)
 	}
 	name := s.Op.API()
-	switch s.Op {
-	case OpDescribeTxns, OpListTxns, OpDescribeProducers, OpFetch, OpOffsetFetch, OpJoin, OpDeny:
-		// the version is not the recording's
-	default:
+	if s.Op.versioned() {
 		name += fmt.Sprintf(" v%d", s.Version)
 	}
 	if s.Op == OpAge {
