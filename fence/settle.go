@@ -177,7 +177,9 @@ func (r Reservation) Cancel() {
 	}
 	n, p := r.n, r.p
 	pr := n.pr
-	pr.broken = n.next != nil
+	if n.next != nil {
+		pr.broken = true
+	}
 	n.giveBack()
 	later := n.next
 	p.unlink(n)

@@ -80,8 +80,7 @@ func (p *Partition) LastStable(highWatermark int64) int64 {
 	if p.overtaken > 0 {
 		for n := p.oldest; n != nil; n = n.newer {
 			if n.overtaken {
-				lso = min(lso, n.floor) // floors rise in the order of reservation
-				break
+				lso = min(lso, max(n.floor, n.pr.last+1))
 			}
 		}
 	}

@@ -1,0 +1,8 @@
+package fence
+
+import "unsafe"
+
+const (
+	ProducerSize = unsafe.Sizeof(producer{})
+	PendingSize  = unsafe.Sizeof(pending{})
+)
