@@ -27,18 +27,21 @@ func hash32(s string) uint32 {
 // PickCoordinator chooses the broker that coordinates a transactional id, from
 // the ids of all brokers of the cluster and of those alive at present. All ids
 // of a slot get the same broker. It is the slot's place in the sorted list of
-// all brokers or, where that one is not alive, in the sorted list of the others:
-// a broker that fails moves its own slots only, and gets them back when it
-// returns. Both lists may come in any order and with repetitions. ok is false
-// where no broker of the cluster is alive.
+// all brokers or, where that one is not alive, in the sorted list of those that
+// are: a broker that is alive keeps its own slots whatever becomes of the others,
+// the slots of one that fails are spread over the rest, and it gets them back when
+// it returns. (Slots of one failed broker may move again when the next one fails.)
+// Both lists may come in any order and with repetitions. ok is false where no
+// broker of the cluster is alive.
 func PickCoordinator(txnID string, all, alive []int32) (broker int32, ok bool) {
 	return PickSlotOwner(Slot(txnID), all, alive)
 }
 
-// PickSlotOwner is PickCoordinator for a slot.
+// PickSlotOwner is PickCoordinator for a slot, a number from 0 to Slots-1; ok is
+// false for a negative one.
 func PickSlotOwner(slot int, all, alive []int32) (broker int32, ok bool) {
 	all = slices.Compact(slices.Sorted(slices.Values(all)))
-	if len(all) == 0 {
+	if len(all) == 0 || slot < 0 {
 		return 0, false
 	}
 	if b := all[slot%len(all)]; slices.Contains(alive, b) {

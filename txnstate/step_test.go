@@ -175,3 +175,25 @@ func TestStepNeverPanics(t *testing.T) {
 type strangeEvent struct{}
 
 func (strangeEvent) Name() string { return "strange" }
+
+// I6: a fence under TV1 at the last epoch leaves 32767 in the record. To a client
+// of TV2 that was fenced this way its own abort looks done, and the answer to a
+// retry is the identity in force: not this one.
+func TestTheFencingEpochIsNotGrantedToARetry(t *testing.T) {
+	rec := emptyAt(7, MaxEpoch)
+	for _, ev := range []Event{
+		Add{Producer: rec.Producer, Client: TV2},
+		Init{Expected: NoProducer, TimeoutMs: 1000, Server: TV1, NewID: -1},
+		Applied{Producer: Producer{ID: 7, Epoch: FenceEpoch}, TxnSeq: 1},
+	} {
+		d, err := Step(rec, ev, at(5))
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec = d.Next
+	}
+	d, err := Step(rec, End{Producer: Producer{ID: 7, Epoch: MaxEpoch}, Client: TV2, NewID: -1}, at(5))
+	if !errors.Is(err, ErrProducerFenced) {
+		t.Errorf("in %s: grant %s, %v", rec, d.Grant, err)
+	}
+}
