@@ -1,0 +1,166 @@
+package minibroker
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
+
+	"github.com/kafkatxn/kafkatxn/internal/fsx"
+	kxoffsets "github.com/kafkatxn/kafkatxn/offsets"
+	"github.com/kafkatxn/kafkatxn/pidalloc"
+	"github.com/kafkatxn/kafkatxn/txnstate"
+	"github.com/kafkatxn/kafkatxn/txnstate/memstore"
+)
+
+// dir is the directory of a broker, locked. A nil dir is that of a broker in
+// memory.
+//
+//	lock            held while a process uses the directory
+//	node.json       whose it is, and the coordinator epoch
+//	topics/         topics and records
+//	offsets/        committed and staged offsets of groups
+//	txn_state/      transactional ids
+//	producer_ids/   producer ids that are used up
+//	acls.json       access rules
+type dir struct {
+	lock    io.Closer
+	node    nodeJSON
+	closers []io.Closer
+}
+
+// nodeJSON is the content of node.json.
+type nodeJSON struct {
+	Node      int32  `json:"node"`
+	ClusterID string `json:"clusterId"`
+	// CoordinatorEpoch is that of this start of the broker.
+	CoordinatorEpoch int32 `json:"coordinatorEpoch"`
+}
+
+func openDir(cfg Config) (d *dir, err error) {
+	if cfg.Dir == "" {
+		return nil, nil
+	}
+	if err := fsx.MkdirSynced(cfg.FS, cfg.Dir, 0o755); err != nil {
+		return nil, fmt.Errorf("minibroker: %w", err)
+	}
+	d = &dir{}
+	d.lock, err = cfg.FS.Lock(filepath.Join(cfg.Dir, "lock"))
+	if errors.Is(err, fsx.ErrLocked) {
+		return nil, fmt.Errorf("minibroker: another process uses the directory %s: stop it first, or give this one a directory of its own: %w", cfg.Dir, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("minibroker: %w", err)
+	}
+	if err := d.start(cfg); err != nil {
+		d.close()
+		return nil, fmt.Errorf("minibroker: %w", err)
+	}
+	return d, nil
+}
+
+// start raises the coordinator epoch, durably, so that markers of the process
+// before are told from those of this one.
+func (d *dir) start(cfg Config) error {
+	file := filepath.Join(cfg.Dir, "node.json")
+	raw, err := cfg.FS.ReadFile(file)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		d.node = nodeJSON{Node: cfg.NodeID, ClusterID: cfg.ClusterID}
+	case err != nil:
+		return err
+	default:
+		if err := json.Unmarshal(raw, &d.node); err != nil || d.node.CoordinatorEpoch < 0 {
+			return fmt.Errorf("%s can't be read, and without it the broker does not know its coordinator epoch: %s", file, raw)
+		}
+		if d.node.Node != cfg.NodeID {
+			return fmt.Errorf("%s: the directory is that of node %d, and this is node %d", file, d.node.Node, cfg.NodeID)
+		}
+		d.node.CoordinatorEpoch++
+	}
+	raw, err = json.Marshal(d.node)
+	if err != nil {
+		return err
+	}
+	return cfg.FS.Replace(file, append(raw, '\n'), 0o644)
+}
+
+func (d *dir) epoch() int32 {
+	if d == nil {
+		return 0
+	}
+	return d.node.CoordinatorEpoch
+}
+
+// offsetsLog is where group offsets are kept.
+func (d *dir) offsetsLog(cfg Config) (kxoffsets.Log, error) {
+	if d == nil {
+		return kxoffsets.NewMemLog(), nil
+	}
+	fsys := cfg.FS
+	if cfg.Fsync == Never {
+		fsys = unsynced{fsys}
+	}
+	log, err := kxoffsets.OpenFileLog(filepath.Join(cfg.Dir, "offsets"), fsys)
+	if err != nil {
+		return nil, err
+	}
+	d.closers = append(d.closers, log)
+	return log, nil
+}
+
+// unsynced is a file system whose syncs do nothing.
+type unsynced struct{ fsx.FS }
+
+func (u unsynced) SyncDir(string) error { return nil }
+
+func (u unsynced) OpenFile(name string, flag int, perm fs.FileMode) (fsx.File, error) {
+	f, err := u.FS.OpenFile(name, flag, perm)
+	if err != nil {
+		return nil, err
+	}
+	return unsyncedFile{f}, nil
+}
+
+type unsyncedFile struct{ fsx.File }
+
+func (unsyncedFile) Sync() error { return nil }
+
+// transactions are the stores of transactional ids and producer ids.
+func (d *dir) transactions(cfg Config) (txnstate.Store, txnstate.ProducerIDs, error) {
+	if d == nil {
+		store, err := openStore(cfg, "")
+		return store, pidalloc.Memory(0), err
+	}
+	store, err := openStore(cfg, filepath.Join(cfg.Dir, "txn_state"))
+	if err != nil {
+		return nil, nil, err
+	}
+	if c, ok := store.(io.Closer); ok && cfg.OpenStore == nil {
+		d.closers = append(d.closers, c)
+	}
+	ids, err := pidalloc.New(pidalloc.Config{Dir: cfg.Dir, Broker: cfg.NodeID, FS: cfg.FS})
+	return store, ids, err
+}
+
+func openStore(cfg Config, name string) (txnstate.Store, error) {
+	switch {
+	case cfg.OpenStore != nil:
+		return cfg.OpenStore()
+	case cfg.Store == Memory:
+		return memstore.New(), nil
+	}
+	return nil, fmt.Errorf("minibroker: no store %q yet for %s", cfg.Store, name)
+}
+
+func (d *dir) close() {
+	if d == nil {
+		return
+	}
+	for _, c := range d.closers {
+		_ = c.Close() // everything is durable by now, or was never promised
+	}
+	_ = d.lock.Close()
+}

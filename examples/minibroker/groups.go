@@ -1,0 +1,251 @@
+package minibroker
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	kxoffsets "github.com/kafkatxn/kafkatxn/offsets"
+	"github.com/kafkatxn/kafkatxn/wire"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+)
+
+// groups are the consumer groups that have, or had, members. A group with nothing
+// but offsets is known to the offsets manager alone; both together are the
+// groups there are. It is the library's offsets.Groups.
+type groups struct {
+	now        func() time.Time
+	delay      time.Duration
+	limit      int // groups
+	maxMembers int // of a group
+	offsets    *kxoffsets.Manager
+
+	mu   sync.Mutex
+	byID map[string]*group
+}
+
+var _ kxoffsets.Groups = (*groups)(nil)
+
+// forJoin is the group to join, locked, and made where create is set.
+func (gs *groups) forJoin(id string, create bool) (*group, *kerr.Error) {
+	gs.mu.Lock()
+	g := gs.byID[id]
+	switch {
+	case g == nil && !create:
+		gs.mu.Unlock()
+		return nil, kerr.UnknownMemberID
+	case g == nil:
+		if len(gs.byID) >= gs.limit && gs.sweep(0) == 0 {
+			gs.mu.Unlock()
+			return nil, kerr.PolicyViolation
+		}
+		g = newGroup(id, gs.delay, gs.now())
+		gs.byID[id] = g
+	}
+	// The table's lock is taken first everywhere, and held until the group's is,
+	// so that no one else removes the group in between.
+	g.mu.Lock()
+	gs.mu.Unlock()
+	return g, nil
+}
+
+// find is the group, locked, or nil.
+func (gs *groups) find(id string) *group {
+	g, err := gs.forJoin(id, false)
+	if err != nil {
+		return nil
+	}
+	return g
+}
+
+// View is the library's view of a group.
+func (gs *groups) View(id string) kxoffsets.GroupView {
+	g := gs.find(id)
+	if g == nil {
+		if gs.stored(id) {
+			return kxoffsets.GroupView{State: kxoffsets.GroupEmpty}
+		}
+		return kxoffsets.GroupView{State: kxoffsets.GroupMissing}
+	}
+	defer g.mu.Unlock()
+	v := kxoffsets.GroupView{State: g.state, Generation: g.generation}
+	if len(g.members) > 0 {
+		members := make(map[string]string, len(g.members)) // id -> instance
+		for id, m := range g.members {
+			members[id] = ""
+			if m.instance != nil {
+				members[id] = *m.instance
+			}
+		}
+		v.Member = func(id string) bool { _, ok := members[id]; return ok }
+		v.Instance = func(instance string) (string, bool) {
+			for id, i := range members {
+				if i == instance && instance != "" {
+					return id, true
+				}
+			}
+			return "", false
+		}
+	}
+	return v
+}
+
+// stored reports whether a group has offsets.
+func (gs *groups) stored(id string) bool {
+	committed, err := gs.offsets.Fetch(id, nil, false)
+	return err == nil && len(committed) > 0 || gs.offsets.HasPending(id)
+}
+
+// Ensure makes a group without members exist.
+func (gs *groups) Ensure(id string) {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	if gs.byID[id] == nil && (len(gs.byID) < gs.limit || gs.sweep(0) > 0) {
+		gs.byID[id] = newGroup(id, gs.delay, gs.now())
+	}
+}
+
+// sweep removes groups that have been without members for some time; what
+// offsets they have stays. mu is held.
+func (gs *groups) sweep(idle time.Duration) (n int) {
+	before := gs.now().Add(-idle)
+	for id, g := range gs.byID {
+		g.mu.Lock()
+		if g.state == kxoffsets.GroupEmpty && len(g.pending) == 0 && !g.emptySince.After(before) {
+			delete(gs.byID, id)
+			n++
+		}
+		g.mu.Unlock()
+	}
+	return n
+}
+
+// tick does what time has made due in every group.
+func (gs *groups) tick(now time.Time) {
+	gs.mu.Lock()
+	all := make([]*group, 0, len(gs.byID))
+	for _, g := range gs.byID {
+		all = append(all, g)
+	}
+	gs.mu.Unlock()
+	for _, g := range all {
+		g.tick(now)
+	}
+}
+
+// ids are all groups, with members or with offsets.
+func (gs *groups) ids() []string {
+	ids := gs.offsets.Groups()
+	gs.mu.Lock()
+	for id := range gs.byID {
+		ids = append(ids, id)
+	}
+	gs.mu.Unlock()
+	slices.Sort(ids)
+	return slices.Compact(ids)
+}
+
+func (b *Broker) describeGroups(ctx context.Context, who wire.Principal, r *kmsg.DescribeGroupsRequest) (kmsg.Response, error) {
+	resp := r.ResponseKind().(*kmsg.DescribeGroupsResponse)
+	for _, id := range r.Groups {
+		x := kmsg.NewDescribeGroupsResponseGroup()
+		x.Group = id
+		if !b.may(ctx, who, wire.OpDescribe, wire.GroupResource, id) {
+			x.ErrorCode = kerr.GroupAuthorizationFailed.Code
+		} else if g := b.groups.find(id); g != nil {
+			g.describe(&x)
+			g.mu.Unlock()
+		} else if b.groups.stored(id) {
+			x.State = kxoffsets.GroupEmpty.String()
+		} else {
+			x.State = kxoffsets.GroupDead.String()
+			if r.Version >= 6 {
+				x.ErrorCode = kerr.GroupIDNotFound.Code
+				x.ErrorMessage = kmsg.StringPtr("there is no such group")
+			}
+		}
+		resp.Groups = append(resp.Groups, x)
+	}
+	return resp, nil
+}
+
+func (g *group) describe(x *kmsg.DescribeGroupsResponseGroup) {
+	x.State, x.ProtocolType = g.state.String(), g.protoType
+	if g.state == kxoffsets.GroupStable {
+		x.Protocol = g.protocol
+	}
+	for _, id := range g.memberIDs() {
+		m := g.members[id]
+		y := kmsg.NewDescribeGroupsResponseGroupMember()
+		y.MemberID, y.InstanceID, y.ClientID, y.ClientHost = m.id, m.instance, m.clientID, m.host
+		if g.state == kxoffsets.GroupStable {
+			y.ProtocolMetadata, y.MemberAssignment = m.metadata(g.protocol), m.assignment
+		}
+		x.Members = append(x.Members, y)
+	}
+}
+
+func (b *Broker) listGroups(ctx context.Context, who wire.Principal, r *kmsg.ListGroupsRequest) (kmsg.Response, error) {
+	resp := r.ResponseKind().(*kmsg.ListGroupsResponse)
+	all := b.may(ctx, who, wire.OpDescribe, wire.ClusterResource, wire.ClusterName)
+	wanted := func(filter []string, name string) bool {
+		return len(filter) == 0 || slices.ContainsFunc(filter, func(f string) bool { return strings.EqualFold(f, name) })
+	}
+	const kind = "classic"
+	for _, id := range b.groups.ids() {
+		x := kmsg.NewListGroupsResponseGroup()
+		x.Group, x.GroupType, x.GroupState = id, kind, kxoffsets.GroupEmpty.String()
+		if g := b.groups.find(id); g != nil {
+			x.ProtocolType, x.GroupState = g.protoType, g.state.String()
+			g.mu.Unlock()
+		}
+		if wanted(r.StatesFilter, x.GroupState) && wanted(r.TypesFilter, kind) && (all || b.may(ctx, who, wire.OpDescribe, wire.GroupResource, id)) {
+			resp.Groups = append(resp.Groups, x)
+		}
+	}
+	return resp, nil
+}
+
+func (b *Broker) deleteGroups(ctx context.Context, who wire.Principal, r *kmsg.DeleteGroupsRequest) (kmsg.Response, error) {
+	resp := r.ResponseKind().(*kmsg.DeleteGroupsResponse)
+	for _, id := range r.Groups {
+		x := kmsg.NewDeleteGroupsResponseGroup()
+		x.Group = id
+		if !b.may(ctx, who, wire.OpDelete, wire.GroupResource, id) {
+			x.ErrorCode = kerr.GroupAuthorizationFailed.Code
+		} else {
+			x.ErrorCode = b.groups.delete(ctx, id)
+		}
+		resp.Groups = append(resp.Groups, x)
+	}
+	return resp, nil
+}
+
+// delete removes a group without members, and its offsets.
+func (gs *groups) delete(ctx context.Context, id string) int16 {
+	if id == "" {
+		return kerr.InvalidGroupID.Code
+	}
+	gs.mu.Lock()
+	g := gs.byID[id]
+	if g != nil {
+		g.mu.Lock()
+		busy := len(g.members) > 0
+		if !busy {
+			delete(gs.byID, id)
+		}
+		g.mu.Unlock()
+		if busy {
+			gs.mu.Unlock()
+			return kerr.NonEmptyGroup.Code
+		}
+	}
+	gs.mu.Unlock()
+	if g == nil && !gs.stored(id) {
+		return kerr.GroupIDNotFound.Code
+	}
+	return codeOf(gs.offsets.DeleteGroup(ctx, id))
+}

@@ -1,0 +1,407 @@
+package minibroker
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+	"sync"
+
+	"github.com/kafkatxn/kafkatxn/fence"
+	"github.com/kafkatxn/kafkatxn/internal/fsx"
+	"github.com/kafkatxn/kafkatxn/markers"
+	"github.com/kafkatxn/kafkatxn/txnstate"
+	"github.com/kafkatxn/kafkatxn/wire"
+	"github.com/twmb/franz-go/pkg/kerr"
+)
+
+// leaderEpoch is the epoch of every partition: this broker is the only replica
+// that there is or was.
+const leaderEpoch = 0
+
+// partitionLog is one partition: its batches and the state of its producers. It
+// implements wire.Log. With a file, readers see only what is on the disk; without
+// one, everything is kept in memory.
+type partitionLog struct {
+	name  string // topic/partition, for errors
+	file  *journal
+	fence fence.Config
+
+	mu      sync.Mutex // never held during I/O
+	state   *fence.Partition
+	batches []batch
+	index   []indexEntry
+	sinceIx int64 // bytes since the last index entry
+	bytes   int64 // of all batches
+	end     int64 // offset of the next record
+	high    int64 // high watermark: what is below is durable
+	stable  int64 // last stable offset
+	failed  error // the partition is offline
+	waiting map[chan<- struct{}]struct{}
+}
+
+var _ wire.Log = (*partitionLog)(nil)
+
+// batch is where one batch is found.
+type batch struct {
+	base, last   int64
+	maxTimestamp int64
+	at           int64  // bytes of the batches before it, Kafka's place in the segment
+	pos          int64  // place in the file
+	data         []byte // the batch itself, where there is no file
+	size         int32
+}
+
+// indexEntry is an entry of Kafka's offset index (OffsetIndex). Nothing is found
+// by it here; but the aborted transactions that a fetch lists reach up to one
+// (§6.6), so their list depends on where the entries are.
+type indexEntry struct {
+	last int64 // last offset of the batch
+	at   int64
+}
+
+// indexInterval is Kafka's index.interval.bytes.
+const indexInterval = 4096
+
+// Places in a batch's header.
+const (
+	batchLeaderEpoch    = 12
+	batchAttributes     = 21
+	batchFirstTimestamp = 27
+	batchHeader         = 61
+)
+
+func newPartitionLog(name string, fc fence.Config) *partitionLog {
+	return &partitionLog{name: name, fence: fc, state: fence.NewPartition(fc), waiting: map[chan<- struct{}]struct{}{}}
+}
+
+// openPartitionLog reads a log from its file, which need not exist. Nothing else
+// uses l yet.
+func openPartitionLog(name string, fc fence.Config, fsys fsx.FS, path string, fsync bool) (*partitionLog, error) {
+	l := newPartitionLog(name, fc)
+	var err error
+	l.file, err = openJournal(fsys, path, fsync, l.replay)
+	if err != nil {
+		return nil, fmt.Errorf("partition %s: %w", name, err)
+	}
+	l.advance(l.end)
+	return l, nil
+}
+
+// replay takes in the batches of one round, without any check: they were checked
+// when they were appended.
+func (l *partitionLog) replay(pos int64, b []byte) error {
+	for len(b) > 0 {
+		h, base, size, err := fence.ParseHeader(b)
+		switch {
+		case err != nil:
+			return err
+		case size > len(b):
+			return fmt.Errorf("a batch of %d bytes, and %d are left", size, len(b))
+		case base != l.end:
+			return fmt.Errorf("a batch at offset %d, and the next is %d", base, l.end)
+		}
+		var mark *fence.Mark
+		if h.Control {
+			m, ms, err := markers.ParseControlBatch(b[:size])
+			switch {
+			case err == nil:
+				mk := m.Mark(ms)
+				mark = &mk
+			case !errors.Is(err, markers.ErrNotMarker):
+				return err
+			}
+		}
+		l.enter(h, base, size, pos, nil)
+		l.state.Replay(h, base, mark)
+		b, pos = b[size:], pos+int64(size)
+	}
+	return nil
+}
+
+// enter puts a batch at the end.
+func (l *partitionLog) enter(h fence.Batch, base int64, size int, pos int64, data []byte) {
+	last := base + int64(h.Records) - 1
+	if l.sinceIx > indexInterval {
+		l.index = append(l.index, indexEntry{last: last, at: l.bytes})
+		l.sinceIx = 0
+	}
+	l.batches = append(l.batches, batch{base: base, last: last, maxTimestamp: h.MaxTimestampMs, at: l.bytes, pos: pos, data: data, size: int32(size)})
+	l.sinceIx += int64(size)
+	l.bytes += int64(size)
+	l.end = last + 1
+}
+
+// With runs f with the producer state, alone.
+func (l *partitionLog) With(f func(*fence.Partition)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f(l.state)
+}
+
+// Append is wire.Log's. The bytes of b are copied, once. It does not leave when
+// ctx ends: an admitted batch is on its way to the disk.
+func (l *partitionLog) Append(_ context.Context, b []byte, admit func(p *fence.Partition, base int64) error) error {
+	h, _, size, err := fence.ParseHeader(b)
+	if err != nil {
+		return err
+	}
+	if size != len(b) {
+		return txnstate.CodeCorruptMessage.Errorf("", "a batch of %d bytes in %d", size, len(b))
+	}
+	end, r, err := l.enqueue(h, b, admit)
+	if err != nil || r == nil {
+		return err
+	}
+	err = l.file.wait(r)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil {
+		// The producer state counts a batch that may not be there, so nothing is
+		// appended any more until the log has been read again.
+		return l.offline(err)
+	}
+	l.advance(end)
+	return nil
+}
+
+func (l *partitionLog) enqueue(h fence.Batch, b []byte, admit func(p *fence.Partition, base int64) error) (end int64, r *round, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.failed != nil {
+		return 0, nil, l.failed
+	}
+	base := l.end
+	if err := admit(l.state, base); err != nil {
+		return 0, nil, err
+	}
+	// The checksum begins behind these two fields.
+	var front [batchLeaderEpoch + 4]byte
+	copy(front[:], b)
+	binary.BigEndian.PutUint64(front[:], uint64(base))
+	binary.BigEndian.PutUint32(front[batchLeaderEpoch:], leaderEpoch)
+	if l.file == nil {
+		data := slices.Concat(front[:], b[len(front):])
+		l.enter(h, base, len(b), 0, data)
+		l.advance(l.end)
+		return l.end, nil, nil
+	}
+	pos, r, err := l.file.add(front[:], b[len(front):])
+	if err != nil {
+		return 0, nil, l.offline(err)
+	}
+	l.enter(h, base, len(b), pos, nil)
+	return l.end, r, nil
+}
+
+// Durable is wire.Log's.
+func (l *partitionLog) Durable(ctx context.Context, offset int64) error {
+	more := make(chan struct{}, 1)
+	defer l.watch(more)()
+	for {
+		switch at, err := l.ends(); {
+		case err != nil:
+			return err
+		case offset < at.high:
+			return nil
+		}
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// offline ends the partition's service; mu is held. Deleting it does so too, and
+// its reason stays.
+func (l *partitionLog) offline(err error) error {
+	if l.failed == nil {
+		l.failed = txnstate.CodeKafkaStorageError.Errorf("", "partition %s is offline until the next start: %w", l.name, err)
+		l.wake()
+	}
+	return l.failed
+}
+
+// advance moves the high watermark up to end and tells those who wait for data.
+// mu is held.
+func (l *partitionLog) advance(end int64) {
+	if end <= l.high {
+		return // a later round was faster to say so
+	}
+	l.high = end
+	l.state.Stabilize(end)
+	l.stable = l.state.LastStable(end)
+	l.wake()
+}
+
+func (l *partitionLog) wake() {
+	for c := range l.waiting {
+		select {
+		case c <- struct{}{}:
+		default: // it has been told
+		}
+	}
+}
+
+// watch has c told, without waiting for it, when there may be more to read. The
+// result ends that.
+func (l *partitionLog) watch(c chan<- struct{}) (end func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.waiting[c] = struct{}{}
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.waiting, c)
+	}
+}
+
+// expire forgets producers that have not written for long.
+func (l *partitionLog) expire(nowMs int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.state.Expire(nowMs)
+}
+
+// stop takes the partition offline from outside.
+func (l *partitionLog) stop(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_ = l.offline(err)
+}
+
+// remove takes the partition out of service for good.
+func (l *partitionLog) remove() {
+	l.mu.Lock()
+	if l.failed == nil {
+		l.failed = txnstate.CodeUnknownTopicOrPartition.Errorf("", "partition %s is deleted", l.name)
+	}
+	l.wake()
+	l.mu.Unlock()
+	l.close()
+}
+
+func (l *partitionLog) close() {
+	if l.file != nil {
+		l.file.close()
+	}
+}
+
+// ends are where a partition ends, as readers see it: the high watermark and the
+// last stable offset.
+type ends struct {
+	high, stable int64
+}
+
+// ends are the present ends, or why there are none.
+func (l *partitionLog) ends() (ends, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return ends{l.high, l.stable}, l.failed
+}
+
+// aborted is an entry of the list that comes with what a read_committed fetch
+// returns.
+type aborted struct {
+	producerID, first int64
+}
+
+// slice is a piece of the log that was chosen to be read.
+type slice struct {
+	ends
+	batches []batch // neighbours; not to be changed
+	bytes   int
+	aborted []aborted // not nil where it was asked for
+}
+
+// selectFrom chooses whole batches from offset on, up to maxBytes of them, and
+// the first one whole if atLeastOne. committed stops at the last stable offset
+// and lists aborted transactions (UnifiedLog.read).
+func (l *partitionLog) selectFrom(offset int64, maxBytes int, atLeastOne, committed bool) (slice, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.failed != nil {
+		return slice{}, l.failed
+	}
+	if offset < 0 || offset > l.end {
+		return slice{}, txnstate.Code(kerr.OffsetOutOfRange.Code).Errorf("", "offset %d of partition %s, and it has 0 to %d", offset, l.name, l.end)
+	}
+	s := slice{ends: ends{l.high, l.stable}}
+	bound := l.high
+	if committed {
+		bound = l.stable
+		s.aborted = []aborted{}
+	}
+	if offset >= bound {
+		return s, nil // Kafka does not look at the aborted index here
+	}
+	first := l.find(offset)
+	n := first
+	for ; n < len(l.batches) && l.batches[n].base < bound; n++ {
+		size := int(l.batches[n].size)
+		if s.bytes+size > maxBytes && (n > first || !atLeastOne) {
+			break
+		}
+		s.bytes += size
+	}
+	if n == first {
+		return s, nil
+	}
+	s.batches = l.batches[first:n:n]
+	if committed {
+		for _, a := range l.state.Aborted(offset, l.abortedBound(first, s.bytes)) {
+			s.aborted = append(s.aborted, aborted{a.ProducerID, a.First})
+		}
+	}
+	return s, nil
+}
+
+// find is the index of the batch that holds offset.
+func (l *partitionLog) find(offset int64) int {
+	return sort.Search(len(l.batches), func(i int) bool { return l.batches[i].last >= offset })
+}
+
+// abortedBound is the offset up to which the aborted transactions are listed: that
+// of the first index entry past the bytes returned, or the end of the log
+// (LogSegment.fetchUpperBoundOffset). There is one segment.
+func (l *partitionLog) abortedBound(first, bytes int) int64 {
+	to := l.batches[first].at + int64(bytes)
+	i := sort.Search(len(l.index), func(i int) bool { return l.index[i].at >= to })
+	if i < len(l.index) {
+		return l.index[i].last
+	}
+	return l.end
+}
+
+// read is the bytes of a slice. Rounds leave gaps in the file.
+func (l *partitionLog) read(s slice) ([]byte, error) {
+	if len(s.batches) == 0 {
+		return nil, nil
+	}
+	if l.file == nil {
+		if len(s.batches) == 1 {
+			return s.batches[0].data, nil
+		}
+		out := make([]byte, 0, s.bytes)
+		for _, b := range s.batches {
+			out = append(out, b.data...)
+		}
+		return out, nil
+	}
+	from := s.batches[0].pos
+	end := s.batches[len(s.batches)-1]
+	buf := make([]byte, end.pos+int64(end.size)-from)
+	if err := l.file.readAt(buf, from); err != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return nil, l.offline(err)
+	}
+	out := buf[:0]
+	for _, b := range s.batches {
+		out = append(out, buf[b.pos-from:][:b.size]...)
+	}
+	return out, nil
+}

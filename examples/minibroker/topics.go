@@ -1,0 +1,431 @@
+package minibroker
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/kafkatxn/kafkatxn/fence"
+	"github.com/kafkatxn/kafkatxn/internal/fsx"
+	"github.com/kafkatxn/kafkatxn/markers"
+	"github.com/kafkatxn/kafkatxn/txnstate"
+	"github.com/kafkatxn/kafkatxn/wire"
+	"github.com/twmb/franz-go/pkg/kerr"
+)
+
+// topic is a topic and its partitions. It does not change.
+type topic struct {
+	name     string
+	id       [16]byte
+	logs     []*partitionLog // none of an internal topic
+	internal int32           // partitions of an internal topic
+}
+
+func (t *topic) partitions() int32 {
+	if t.internal > 0 {
+		return t.internal
+	}
+	return int32(len(t.logs))
+}
+
+// topics is the table of topics. On disk a topic is a directory that is named
+// after the topic's id, which no client chooses:
+//
+//	topics/<id>/topic.json     name, id and number of partitions
+//	topics/<id>/<partition>.log
+//
+// A topic exists from the moment topic.json does. It is deleted by renaming that
+// file to deleted.json; what is left is removed after that, or at the next start.
+//
+// It is all of wire.Topics, wire.TopicDeletions, wire.Leader and
+// markers.LeaderResolver that one broker alone needs.
+type topics struct {
+	fsys  fsx.FS // nil: in memory
+	dir   string
+	fsync bool
+	fence fence.Config
+	node  markers.Target
+	limit int // partitions of all topics
+
+	change sync.Mutex // one topic is made or deleted at a time; held during I/O
+	failed error      // a change that failed: what is on the disk is known at the next start
+
+	mu     sync.RWMutex // never held during I/O
+	byName map[string]*topic
+	byID   map[[16]byte]*topic
+	count  int // partitions of all topics
+}
+
+var (
+	_ wire.Topics            = (*topics)(nil)
+	_ wire.TopicDeletions    = (*topics)(nil)
+	_ wire.Leader            = (*topics)(nil)
+	_ markers.LeaderResolver = (*topics)(nil)
+	_ txnstate.Fencer        = (*topics)(nil)
+)
+
+const (
+	topicFile   = "topic.json"
+	deletedFile = "deleted.json"
+)
+
+// topicJSON is the content of topicFile.
+type topicJSON struct {
+	Name       string `json:"name"`
+	ID         string `json:"id"`
+	Partitions int32  `json:"partitions"`
+}
+
+// openTopics reads the table and every log. fsys nil keeps all in memory.
+func openTopics(fsys fsx.FS, dir string, fsync bool, fc fence.Config, node int32, limit int) (*topics, error) {
+	ts := &topics{
+		fsys: fsys, dir: dir, fsync: fsync, fence: fc, node: markers.Target(node), limit: limit,
+		byName: map[string]*topic{}, byID: map[[16]byte]*topic{},
+	}
+	// Groups stand for its partitions; nothing else is ever in it. The id is
+	// fixed: clients may hold it across a restart.
+	ts.put(&topic{name: txnstate.OffsetsTopic, id: [16]byte{15: 1}, internal: txnstate.OffsetsPartitions})
+	if fsys == nil {
+		return ts, nil
+	}
+	if err := fsx.MkdirSynced(fsys, dir, 0o755); err != nil {
+		return nil, err
+	}
+	entries, err := fsys.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if !e.IsDir() {
+			continue
+		}
+		if err := ts.open(e.Name()); err != nil {
+			ts.close()
+			return nil, err
+		}
+	}
+	return ts, nil
+}
+
+// open reads one topic's directory.
+func (ts *topics) open(base string) error {
+	dir := filepath.Join(ts.dir, base)
+	raw, err := ts.fsys.ReadFile(filepath.Join(dir, topicFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return ts.clean(dir)
+	}
+	if err != nil {
+		return err
+	}
+	var j topicJSON
+	if err := json.Unmarshal(raw, &j); err != nil {
+		return fmt.Errorf("%s: %w", filepath.Join(dir, topicFile), err)
+	}
+	id, err := hex.DecodeString(j.ID)
+	if err != nil || len(id) != 16 || j.ID != base || validTopicName(j.Name) != nil || j.Partitions < 1 {
+		return fmt.Errorf("%s: not a topic that could be of this directory: %s", filepath.Join(dir, topicFile), raw)
+	}
+	t := &topic{name: j.Name, id: [16]byte(id), logs: make([]*partitionLog, j.Partitions)}
+	if ts.byName[t.name] != nil {
+		return fmt.Errorf("%s: topic %q is there twice", dir, t.name)
+	}
+	for p := range t.logs {
+		t.logs[p], err = openPartitionLog(logName(t.name, p), ts.fence, ts.fsys, logFile(dir, p), ts.fsync)
+		if err != nil {
+			return err
+		}
+	}
+	ts.put(t)
+	return nil
+}
+
+func logName(topic string, p int) string { return topic + "/" + strconv.Itoa(p) }
+
+func logFile(dir string, p int) string { return filepath.Join(dir, strconv.Itoa(p)+".log") }
+
+// clean removes a directory without a topic: one that was deleted, or that was
+// being made.
+func (ts *topics) clean(dir string) error {
+	entries, err := ts.fsys.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	deleted := slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == deletedFile })
+	for _, e := range entries {
+		if e.Name() == deletedFile {
+			continue
+		}
+		if !deleted && !strings.HasPrefix(e.Name(), ".") {
+			return fmt.Errorf("%s holds %s and no %s: nothing is removed there; restore it, or move the directory away", dir, e.Name(), topicFile)
+		}
+		if err := ts.fsys.Remove(filepath.Join(dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	if deleted {
+		// Last, and after the others are gone for good.
+		if err := ts.fsys.SyncDir(dir); err != nil {
+			return err
+		}
+		if err := ts.fsys.Remove(filepath.Join(dir, deletedFile)); err != nil {
+			return err
+		}
+	}
+	return ts.fsys.Remove(dir)
+}
+
+func (ts *topics) put(t *topic) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	ts.byName[t.name], ts.byID[t.id] = t, t
+	ts.count += len(t.logs)
+}
+
+// validTopicName is nil for a name that Kafka allows (Topic.validate).
+func validTopicName(name string) error {
+	bad := func(why string) error {
+		return kafkaErrorf(kerr.InvalidTopicException, "topic name %q: %s", name[:min(len(name), 300)], why)
+	}
+	switch {
+	case name == "":
+		return bad("empty")
+	case name == "." || name == "..":
+		return bad("reserved")
+	case len(name) > 249:
+		return bad("longer than 249 characters")
+	}
+	for _, c := range []byte(name) {
+		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '.' || c == '_' || c == '-') {
+			return bad("other characters than [a-zA-Z0-9._-]")
+		}
+	}
+	return nil
+}
+
+// create makes a topic, durably. dryRun only says whether it could be made.
+func (ts *topics) create(name string, partitions int32, dryRun bool) (*topic, error) {
+	if err := validTopicName(name); err != nil {
+		return nil, err
+	}
+	if partitions < 1 {
+		return nil, kafkaErrorf(kerr.InvalidPartitions, "%d partitions", partitions)
+	}
+	ts.change.Lock()
+	defer ts.change.Unlock()
+	if ts.failed != nil {
+		return nil, ts.failed
+	}
+	if err := ts.admit(name, partitions); err != nil {
+		return nil, err
+	}
+	t := &topic{name: name, logs: make([]*partitionLog, partitions)}
+	_, _ = rand.Read(t.id[:]) // never fails
+	if dryRun {
+		return t, nil
+	}
+	dir := filepath.Join(ts.dir, hex.EncodeToString(t.id[:]))
+	for p := range t.logs {
+		t.logs[p] = newPartitionLog(logName(name, p), ts.fence)
+		if ts.fsys != nil {
+			t.logs[p].file = newJournal(ts.fsys, logFile(dir, p), ts.fsync)
+		}
+	}
+	if ts.fsys != nil {
+		if err := ts.store(dir, t); err != nil {
+			// It may be there at the next start, and must not be made twice.
+			ts.failed = kafkaErrorf(kerr.KafkaStorageError, "topics can't be changed until the next start: %w", err)
+			return nil, ts.failed
+		}
+	}
+	ts.put(t)
+	return t, nil
+}
+
+func (ts *topics) store(dir string, t *topic) error {
+	raw, err := json.Marshal(topicJSON{Name: t.name, ID: hex.EncodeToString(t.id[:]), Partitions: int32(len(t.logs))})
+	if err != nil {
+		return err
+	}
+	if err := ts.fsys.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if err := ts.fsys.Replace(filepath.Join(dir, topicFile), append(raw, '\n'), 0o644); err != nil {
+		return err
+	}
+	return ts.fsys.SyncDir(ts.dir)
+}
+
+// admit checks a new topic against those that are there.
+func (ts *topics) admit(name string, partitions int32) error {
+	ts.mu.RLock()
+	defer ts.mu.RUnlock()
+	if ts.byName[name] != nil || internalTopic(name) {
+		return kafkaErrorf(kerr.TopicAlreadyExists, "topic %q is there already", name)
+	}
+	if strings.ContainsAny(name, "._") {
+		// Kafka's metrics do not tell the two characters apart (Topic.hasCollision).
+		flat := strings.ReplaceAll(name, ".", "_")
+		for other := range ts.byName {
+			if strings.ReplaceAll(other, ".", "_") == flat {
+				return kafkaErrorf(kerr.InvalidTopicException, "topic %q collides with %q", name, other)
+			}
+		}
+	}
+	if int(partitions) > ts.limit-ts.count {
+		return kafkaErrorf(kerr.PolicyViolation, "%d more partitions, and %d of %d are there", partitions, ts.count, ts.limit)
+	}
+	return nil
+}
+
+func internalTopic(name string) bool {
+	return name == txnstate.OffsetsTopic || name == "__transaction_state" || name == "__share_group_state"
+}
+
+// delete removes a topic, and returns what it was. Without an error the topic does
+// not come back.
+func (ts *topics) delete(name string) (*topic, error) {
+	ts.change.Lock()
+	defer ts.change.Unlock()
+	t := ts.get(name)
+	switch {
+	case ts.failed != nil:
+		return nil, ts.failed
+	case internalTopic(name):
+		return nil, kafkaErrorf(kerr.InvalidTopicException, "topic %q is the broker's own", name)
+	case t == nil:
+		return nil, kafkaErrorf(kerr.UnknownTopicOrPartition, "no topic %q", name)
+	}
+	dir := filepath.Join(ts.dir, hex.EncodeToString(t.id[:]))
+	if ts.fsys != nil {
+		err := ts.fsys.Rename(filepath.Join(dir, topicFile), filepath.Join(dir, deletedFile))
+		if err == nil {
+			err = ts.fsys.SyncDir(dir)
+		}
+		if err != nil {
+			// It may be gone at the next start, so nothing is acknowledged in it.
+			for _, l := range t.logs {
+				l.stop(err)
+			}
+			ts.failed = kafkaErrorf(kerr.KafkaStorageError, "topics can't be changed until the next start: %w", err)
+			return nil, ts.failed
+		}
+	}
+	ts.mu.Lock()
+	delete(ts.byName, t.name)
+	delete(ts.byID, t.id)
+	ts.count -= len(t.logs)
+	ts.mu.Unlock()
+	for _, l := range t.logs {
+		l.remove()
+	}
+	if ts.fsys != nil {
+		_ = ts.clean(dir) // what stays is removed at the next start
+	}
+	return t, nil
+}
+
+// get is the topic with a name, or nil.
+func (ts *topics) get(name string) *topic {
+	ts.mu.RLock()
+	defer ts.mu.RUnlock()
+	return ts.byName[name]
+}
+
+// getByID is the topic with an id, or nil.
+func (ts *topics) getByID(id [16]byte) *topic {
+	ts.mu.RLock()
+	defer ts.mu.RUnlock()
+	return ts.byID[id]
+}
+
+// all is every topic, by name.
+func (ts *topics) all() []*topic {
+	ts.mu.RLock()
+	defer ts.mu.RUnlock()
+	out := make([]*topic, 0, len(ts.byName))
+	for _, t := range ts.byName {
+		out = append(out, t)
+	}
+	slices.SortFunc(out, func(a, b *topic) int { return cmp.Compare(a.name, b.name) })
+	return out
+}
+
+// eachLog calls f with every log.
+func (ts *topics) eachLog(f func(*partitionLog)) {
+	for _, t := range ts.all() {
+		for _, l := range t.logs {
+			f(l)
+		}
+	}
+}
+
+func (ts *topics) close() { ts.eachLog((*partitionLog).close) }
+
+// Topic is wire.Topics'.
+func (ts *topics) Topic(name string) (wire.Topic, bool) { return ts.get(name).wire() }
+
+// TopicByID is wire.Topics'.
+func (ts *topics) TopicByID(id [16]byte) (wire.Topic, bool) { return ts.getByID(id).wire() }
+
+func (t *topic) wire() (wire.Topic, bool) {
+	if t == nil {
+		return wire.Topic{}, false
+	}
+	return wire.Topic{Name: t.name, ID: t.id, Partitions: t.partitions(), Internal: t.internal > 0}, true
+}
+
+// Deleted is wire.TopicDeletions'. There is no other broker that this one might
+// not have heard of.
+func (ts *topics) Deleted(name string, partition int32) bool {
+	t := ts.get(name)
+	return t == nil || partition < 0 || partition >= t.partitions()
+}
+
+// Leader is markers.LeaderResolver's.
+func (ts *topics) Leader(p txnstate.Participant) (markers.Target, markers.Standing) {
+	w := p.Wire()
+	if w.Kind == txnstate.KindPartition && ts.Deleted(w.Name, w.Index) {
+		return 0, markers.Gone
+	}
+	return ts.node, markers.Known
+}
+
+// Log is wire.Leader's.
+func (ts *topics) Log(name string, partition int32) (wire.Log, error) {
+	l, err := ts.log(ts.get(name), partition)
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// log is a partition of a topic, which may be nil.
+func (ts *topics) log(t *topic, partition int32) (*partitionLog, error) {
+	if t == nil || partition < 0 || int(partition) >= len(t.logs) {
+		return nil, kafkaErrorf(kerr.UnknownTopicOrPartition, "no such partition: %d", partition)
+	}
+	return t.logs[partition], nil
+}
+
+// Fence is txnstate.Fencer's: every log that knows the producer refuses its older
+// epochs from now on.
+func (ts *topics) Fence(_ context.Context, p txnstate.Producer) error {
+	ts.eachLog(func(l *partitionLog) {
+		l.With(func(fp *fence.Partition) {
+			if _, ok := fp.Producer(p.ID); ok {
+				fp.Fence(p)
+			}
+		})
+	})
+	return nil
+}
