@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/kafkatxn/kafkatxn/conformance"
 	"github.com/kafkatxn/kafkatxn/fence"
@@ -21,7 +22,7 @@ func TestRecordedAnswers(t *testing.T) {
 	})
 	h.addTopic("shared", 3)
 	o := conformance.Options{
-		Prefix: "c.", Scenarios: 60, Parallel: 2, ParallelAll: true,
+		Prefix: "c.", Scenarios: 60, Parallel: 4, ParallelAll: true, Patience: 400 * time.Millisecond,
 		Suites: []string{"coord?", "mixed", "batch2", "offsets?", "member?", "data?", "marker?", "wrap?", "acl?", "twopc"},
 		CreateTopic: func(_ context.Context, name string, partitions int) error {
 			h.addTopic(name, int32(partitions))

@@ -71,29 +71,28 @@ func (h *Handler) listTransactions(ctx context.Context, who Principal, req *kmsg
 	c := h.caller(ctx, who)
 	resp := req.ResponseKind().(*kmsg.ListTransactionsResponse)
 	f, unknown, err := newListFilter(req, h.nowMs())
-	// Names of states that are not known are told back. With no other name given
-	// nothing matches.
-	resp.UnknownStateFilters = unknown
 	var found []kmsg.ListTransactionsResponseTransactionState
-	if err == nil {
-		for rec, e := range h.cfg.Coordinator.List(ctx) {
-			if e != nil {
-				err = e
-				break
-			}
-			if !f.match(rec) || !c.may(OpDescribe, TransactionalIDResource, rec.TxnID) {
-				continue
-			}
-			st := kmsg.NewListTransactionsResponseTransactionState()
-			st.TransactionalID, st.ProducerID, st.TransactionState = rec.TxnID, rec.Producer.ID, rec.State.String()
-			found = append(found, st)
+	for rec, e := range h.cfg.Coordinator.List(ctx) {
+		if e != nil {
+			err = e // a coordinator that can't answer says so before it looks at the filters
 		}
+		if err != nil {
+			break
+		}
+		if !f.match(rec) || !c.may(OpDescribe, TransactionalIDResource, rec.TxnID) {
+			continue
+		}
+		st := kmsg.NewListTransactionsResponseTransactionState()
+		st.TransactionalID, st.ProducerID, st.TransactionState = rec.TxnID, rec.Producer.ID, rec.State.String()
+		found = append(found, st)
 	}
 	if err != nil {
 		resp.ErrorCode = h.code(err, keyListTransactions, req.Version)
 		return resp
 	}
-	resp.TransactionStates = found
+	// Names of states that are not known are told back. With no other name given
+	// nothing matches.
+	resp.UnknownStateFilters, resp.TransactionStates = unknown, found
 	return resp
 }
 

@@ -4,7 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"iter"
+	"hash/crc32"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -15,6 +15,7 @@ import (
 	"github.com/kafkatxn/kafkatxn/markers"
 	"github.com/kafkatxn/kafkatxn/offsets"
 	"github.com/kafkatxn/kafkatxn/txnstate"
+	"github.com/kafkatxn/kafkatxn/txnstate/memstore"
 	"github.com/kafkatxn/kafkatxn/wire"
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
@@ -26,7 +27,6 @@ type host struct {
 	coordinator *txnstate.Coordinator
 	offsets     *offsets.Manager
 	acls        *wire.ACLs
-	now         atomic.Pointer[func() time.Time]
 
 	mu      sync.Mutex
 	topics  map[string]wire.Topic
@@ -51,11 +51,11 @@ func newHost(t testing.TB, tune func(*wire.Config, *txnstate.Config)) *host {
 	ok(h.offsets.Load(t.Context()))
 	sink, err := wire.NewLocalSink(wire.LocalSinkConfig{Topics: h, Leader: h, Offsets: h.offsets})
 	ok(err)
-	dispatcher, err := markers.NewDispatcher(markers.Config{Sink: sink, Leaders: markers.LeaderFunc(func(txnstate.Participant) (markers.Target, markers.Standing) {
+	dispatcher, err := markers.NewDispatcher(markers.Config{Sink: sink, StopOnFencedEpoch: true, Leaders: markers.LeaderFunc(func(txnstate.Participant) (markers.Target, markers.Standing) {
 		return 0, markers.Known
 	})})
 	ok(err)
-	tc := txnstate.Config{Store: newMemStore(), ProducerIDs: new(counter), Dispatcher: dispatcher, EndWait: txnstate.AnswerWhenApplied}
+	tc := txnstate.Config{Store: memstore.New(), ProducerIDs: new(counter), Dispatcher: dispatcher, EndWait: 20 * time.Millisecond}
 	wc := wire.Config{
 		Topics: h, Leader: h, Offsets: h.offsets, Groups: h, Authorizer: h.acls,
 		FindCoordinator: func(context.Context, int8, string) (int32, string, int32, error) { return 7, "broker7", 9092, nil },
@@ -264,66 +264,6 @@ func (h *host) leave(name, member string) bool {
 	return true
 }
 
-// memStore is a txnstate.Store in memory.
-type memStore struct {
-	mu   sync.Mutex
-	recs map[string]txnstate.Record
-	last txnstate.Version
-}
-
-func newMemStore() *memStore { return &memStore{recs: map[string]txnstate.Record{}} }
-
-func (s *memStore) Load(_ context.Context, id string) (txnstate.Record, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	r, ok := s.recs[id]
-	if !ok {
-		return r, txnstate.ErrNotFound
-	}
-	return r.Clone(), nil
-}
-
-func (s *memStore) Swap(_ context.Context, next txnstate.Record, _ txnstate.Durability) (txnstate.Version, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.recs[next.TxnID].Version != next.Version {
-		return 0, txnstate.ErrConflict
-	}
-	s.last++
-	next = next.Clone()
-	next.Version = s.last
-	s.recs[next.TxnID] = next
-	return s.last, nil
-}
-
-func (s *memStore) Delete(_ context.Context, id string, old txnstate.Version) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.recs[id].Version != old {
-		return txnstate.ErrConflict
-	}
-	delete(s.recs, id)
-	return nil
-}
-
-func (s *memStore) Slot(_ context.Context, slot int) iter.Seq2[txnstate.Record, error] {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var out []txnstate.Record
-	for id, r := range s.recs {
-		if txnstate.Slot(id) == slot {
-			out = append(out, r.Clone())
-		}
-	}
-	return func(yield func(txnstate.Record, error) bool) {
-		for _, r := range out {
-			if !yield(r, nil) {
-				return
-			}
-		}
-	}
-}
-
 type counter struct{ n atomic.Int64 }
 
 func (c *counter) Next(context.Context) (int64, error) { return c.n.Add(1) + 999, nil }
@@ -363,4 +303,141 @@ func (l *memOffsetsLog) Rewrite(ctx context.Context, p int32, es [][]byte) error
 	delete(l.parts, p)
 	l.mu.Unlock()
 	return l.Append(ctx, p, es)
+}
+
+// who a producer is, and what it writes.
+type producer struct {
+	id    int64
+	epoch int16
+}
+
+// initTxn gives a transactional id its identity.
+func (h *host) initTxn(t testing.TB, id string) producer {
+	t.Helper()
+	req := kmsg.NewPtrInitProducerIDRequest()
+	req.Version, req.TransactionalID, req.TransactionTimeoutMillis = 5, &id, 60000
+	resp := do[*kmsg.InitProducerIDResponse](t, h, req)
+	if resp.ErrorCode != 0 {
+		t.Fatalf("InitProducerId %q: %d", id, resp.ErrorCode)
+	}
+	return producer{resp.ProducerID, resp.ProducerEpoch}
+}
+
+func addRequest(version int16, id string, p producer, topic string, partitions ...int32) *kmsg.AddPartitionsToTxnRequest {
+	req := kmsg.NewPtrAddPartitionsToTxnRequest()
+	req.Version = version
+	if version < 4 {
+		req.TransactionalID, req.ProducerID, req.ProducerEpoch = id, p.id, p.epoch
+		rt := kmsg.NewAddPartitionsToTxnRequestTopic()
+		rt.Topic, rt.Partitions = topic, partitions
+		req.Topics = append(req.Topics, rt)
+		return req
+	}
+	tx := kmsg.NewAddPartitionsToTxnRequestTransaction()
+	tx.TransactionalID, tx.ProducerID, tx.ProducerEpoch = id, p.id, p.epoch
+	rt := kmsg.NewAddPartitionsToTxnRequestTransactionTopic()
+	rt.Topic, rt.Partitions = topic, partitions
+	tx.Topics = append(tx.Topics, rt)
+	req.Transactions = append(req.Transactions, tx)
+	return req
+}
+
+// addCodes are the codes of an answer to AddPartitionsToTxn, in its order.
+func addCodes(resp *kmsg.AddPartitionsToTxnResponse) []int16 {
+	var out []int16
+	for _, t := range resp.Topics {
+		for _, p := range t.Partitions {
+			out = append(out, p.ErrorCode)
+		}
+	}
+	for _, tx := range resp.Transactions {
+		for _, t := range tx.Topics {
+			for _, p := range t.Partitions {
+				out = append(out, p.ErrorCode)
+			}
+		}
+	}
+	return out
+}
+
+func endRequest(version int16, id string, p producer, commit bool) *kmsg.EndTxnRequest {
+	req := kmsg.NewPtrEndTxnRequest()
+	req.Version, req.TransactionalID, req.ProducerID, req.ProducerEpoch, req.Commit = version, id, p.id, p.epoch, commit
+	return req
+}
+
+func addOffsetsRequest(version int16, id string, p producer, group string) *kmsg.AddOffsetsToTxnRequest {
+	req := kmsg.NewPtrAddOffsetsToTxnRequest()
+	req.Version, req.TransactionalID, req.ProducerID, req.ProducerEpoch, req.Group = version, id, p.id, p.epoch, group
+	return req
+}
+
+// batch encodes one record batch.
+func batch(p producer, seq, records int32, transactional bool) []byte {
+	var recs []byte
+	for i := range records {
+		r := kmsg.Record{OffsetDelta: i, Value: []byte("v")}
+		r.Length = int32(len(r.AppendTo(nil)) - 1)
+		recs = r.AppendTo(recs)
+	}
+	b := kmsg.RecordBatch{
+		PartitionLeaderEpoch: -1, Magic: 2, LastOffsetDelta: records - 1, FirstTimestamp: 1, MaxTimestamp: 1,
+		ProducerID: p.id, ProducerEpoch: p.epoch, FirstSequence: seq, NumRecords: records, Records: recs,
+	}
+	if transactional {
+		b.Attributes |= 0x10
+	}
+	return seal(b.AppendTo(nil))
+}
+
+// seal writes length and checksum of an encoded batch.
+func seal(b []byte) []byte {
+	binary.BigEndian.PutUint32(b[8:], uint32(len(b)-12))
+	binary.BigEndian.PutUint32(b[17:], crc32.Checksum(b[21:], crc32.MakeTable(crc32.Castagnoli)))
+	return b
+}
+
+func produceRequest(version int16, id string, topic string, partition int32, records []byte) *kmsg.ProduceRequest {
+	req := kmsg.NewPtrProduceRequest()
+	req.Version, req.Acks = version, -1
+	if id != "" {
+		req.TransactionID = &id
+	}
+	addRecords(req, topic, partition, records)
+	return req
+}
+
+func addRecords(req *kmsg.ProduceRequest, topic string, partition int32, records []byte) {
+	rt := kmsg.NewProduceRequestTopic()
+	rt.Topic = topic
+	rp := kmsg.NewProduceRequestTopicPartition()
+	rp.Partition, rp.Records = partition, records
+	rt.Partitions = append(rt.Partitions, rp)
+	req.Topics = append(req.Topics, rt)
+}
+
+// produceCodes are the codes of an answer to Produce, in its order.
+func produceCodes(resp *kmsg.ProduceResponse) []int16 {
+	var out []int16
+	for _, t := range resp.Topics {
+		for _, p := range t.Partitions {
+			out = append(out, p.ErrorCode)
+		}
+	}
+	return out
+}
+
+// denyAll adds a rule against everybody.
+func (h *host) denyAll(t testing.TB, r wire.ResourceType, name string, op wire.Operation) {
+	t.Helper()
+	if err := h.acls.Add(rule(r, name, wire.AnyUser, op, wire.DenyPermission)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantCodes(t testing.TB, what string, got []int16, want ...int16) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: codes %v, want %v", what, got, want)
+	}
 }

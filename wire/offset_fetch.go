@@ -164,7 +164,7 @@ func (h *Handler) fetchedTopic(t fetchTopic, all int16) kmsg.OffsetFetchResponse
 	rt.Topic = t.name
 	for k, p := range t.partitions {
 		f := noOffset(t.name, p, txnstate.Code(all))
-		if k < len(t.fetched) {
+		if all == 0 && k < len(t.fetched) {
 			f = t.fetched[k]
 		}
 		rp := kmsg.NewOffsetFetchResponseTopicPartition()

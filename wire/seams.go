@@ -91,8 +91,8 @@ type Log interface {
 //
 // There is one answer a participant, in their order; an error stands for all. A
 // transport's troubles are codes that Kafka's brokers use: 15 for a coordinator
-// that is not known, 13 for one that does not answer. It may be called
-// concurrently, and a repeat is harmless.
+// that is not known, 13 for one that does not answer, which an error without a
+// code counts as. It may be called concurrently, and a repeat is harmless.
 type Verifier interface {
 	Verify(ctx context.Context, txnID string, p txnstate.Producer, ps []txnstate.Participant, mode fence.Mode) ([]txnstate.Code, error)
 }
@@ -126,11 +126,14 @@ func (h *Handler) exists(topic string, partition int32) bool {
 
 // topicName is the name of a topic that a request names, or, by its version,
 // identifies.
-func (h *Handler) topicName(a int16, version int16, name string, id [16]byte) (string, error) {
-	if line, ok := apiOf(a); !ok || version < line.byID {
+func (h *Handler) topicName(key, version int16, name string, id [16]byte) (string, error) {
+	if a, ok := apiOf(key); !ok || version < a.byID {
 		return name, nil
 	}
-	t, ok := h.cfg.Topics.TopicByID(id)
+	t, ok := Topic{}, false
+	if id != [16]byte{} { // which is what a topic without an id has
+		t, ok = h.cfg.Topics.TopicByID(id)
+	}
 	if !ok {
 		return "", txnstate.CodeUnknownTopicID.Errorf("", "no topic has the id %x", id)
 	}

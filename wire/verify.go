@@ -28,11 +28,13 @@ func (v LocalVerifier) Verify(ctx context.Context, txnID string, p txnstate.Prod
 	if err != nil {
 		return nil, err
 	}
+	out := make(map[txnstate.Participant]bool, len(missing))
+	for _, m := range missing {
+		out[m.Wire()] = true
+	}
 	for i, q := range ps {
-		for _, m := range missing {
-			if q.Compare(m) == 0 {
-				codes[i] = txnstate.CodeTransactionAbortable
-			}
+		if out[q.Wire()] {
+			codes[i] = txnstate.CodeTransactionAbortable
 		}
 	}
 	return codes, nil
@@ -101,7 +103,12 @@ func (h *Handler) retryAdd(ctx context.Context, txnID string, p txnstate.Produce
 func (h *Handler) askVerifier(ctx context.Context, txnID string, p txnstate.Producer, ps []txnstate.Participant, mode fence.Mode) []txnstate.Code {
 	codes, err := h.cfg.Verifier.Verify(ctx, txnID, p, ps, mode)
 	all := txnstate.CodeOf(err)
-	if err == nil && len(codes) != len(ps) {
+	switch {
+	case all == txnstate.CodeUnknownServerError && err != nil:
+		// Nobody knows what the coordinator made of it: clients try again.
+		h.cfg.Logger.Warn("transaction coordinator not asked", "txn_id", txnID, "producer_id", p.ID, "err", err)
+		all = txnstate.CodeNetworkException
+	case err == nil && len(codes) != len(ps):
 		h.cfg.Logger.Error("Config.Verifier answered for another number of participants", "txn_id", txnID, "asked", len(ps), "answered", len(codes))
 		all = txnstate.CodeUnknownServerError
 	}

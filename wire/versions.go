@@ -51,27 +51,25 @@ type api struct {
 }
 
 // apis is the one table of keys and versions.
-func apis() []api {
-	return []api{
-		{keyProduce, 3, 13, roleLeader, 13, never, 11},
-		{keyOffsetCommit, 2, 10, roleGroups, 10, never, never},
-		{keyOffsetFetch, 1, 10, roleGroups, 10, never, never},
-		{keyFindCoordinator, 0, 6, roleLookup, never, never, never},
-		{keyInitProducerID, 0, 6, roleCoordinator, never, 4, 5},
-		{keyAddPartitionsToTxn, 0, 5, roleCoordinator, never, 2, 4},
-		{keyAddOffsetsToTxn, 0, 4, roleCoordinator, never, 2, 4},
-		{keyEndTxn, 0, 5, roleCoordinator, never, 2, 4},
-		{keyWriteTxnMarkers, 1, 2, roleMarkers, never, never, never},
-		{keyTxnOffsetCommit, 0, 6, roleGroups, 6, never, 4},
-		{keyDescribeProducers, 0, 0, roleLeader, never, never, never},
-		{keyDescribeTransactions, 0, 0, roleCoordinator, never, never, never},
-		{keyListTransactions, 0, 2, roleCoordinator, never, never, never},
-	}
+var apis = [...]api{
+	{keyProduce, 3, 13, roleLeader, 13, never, 11},
+	{keyOffsetCommit, 2, 10, roleGroups, 10, never, never},
+	{keyOffsetFetch, 1, 10, roleGroups, 10, never, never},
+	{keyFindCoordinator, 0, 6, roleLookup, never, never, never},
+	{keyInitProducerID, 0, 6, roleCoordinator, never, 4, 5},
+	{keyAddPartitionsToTxn, 0, 5, roleCoordinator, never, 2, 4},
+	{keyAddOffsetsToTxn, 0, 4, roleCoordinator, never, 2, 4},
+	{keyEndTxn, 0, 5, roleCoordinator, never, 2, 4},
+	{keyWriteTxnMarkers, 1, 2, roleMarkers, never, never, never},
+	{keyTxnOffsetCommit, 0, 6, roleGroups, 6, never, 4},
+	{keyDescribeProducers, 0, 0, roleLeader, never, never, never},
+	{keyDescribeTransactions, 0, 0, roleCoordinator, never, never, never},
+	{keyListTransactions, 0, 2, roleCoordinator, never, never, never},
 }
 
 // apiOf is the table's line for a key.
 func apiOf(key int16) (api, bool) {
-	for _, a := range apis() {
+	for _, a := range apis {
 		if a.key == key {
 			return a, true
 		}
@@ -82,7 +80,7 @@ func apiOf(key int16) (api, bool) {
 // served are the APIs of a configuration, with the versions it allows.
 func served(c Config) []api {
 	var out []api
-	for _, a := range apis() {
+	for _, a := range apis {
 		has := map[role]bool{
 			roleCoordinator: c.Coordinator != nil,
 			roleLeader:      c.Leader != nil,
