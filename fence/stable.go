@@ -35,6 +35,9 @@ func (p *Partition) closed(pr *producer, n *pending) {
 	if i < len(p.aborted) && p.aborted[i].Last == a.Last {
 		return // replayed over a snapshot that has it
 	}
+	for _, later := range p.aborted[i:] { // settled, or snapshotted, before this one
+		a.LastStable = min(a.LastStable, later.First)
+	}
 	p.aborted = slices.Insert(p.aborted, i, a)
 }
 
