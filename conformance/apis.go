@@ -17,8 +17,7 @@ type apis map[int16][2]int16
 
 // versions asks the broker what it offers. The error is that it cannot be reached.
 func (p *player) versions(ctx context.Context) (apis, error) {
-	req := kmsg.NewPtrApiVersionsRequest()
-	x, err := do[*kmsg.ApiVersionsResponse](ctx, p.c, req)
+	x, err := p.ask(ctx)
 	switch {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
@@ -36,6 +35,10 @@ func (p *player) versions(ctx context.Context) (apis, error) {
 		out[k.ApiKey] = [2]int16{k.MinVersion, k.MaxVersion}
 	}
 	return out, nil
+}
+
+func (p *player) ask(ctx context.Context) (*kmsg.ApiVersionsResponse, error) {
+	return do[*kmsg.ApiVersionsResponse](ctx, p.c, kmsg.NewPtrApiVersionsRequest())
 }
 
 // best is the version to use for a request whose version no recording fixes: the

@@ -31,6 +31,7 @@ func (e *env) interrupted(ctx context.Context, oneByOne bool, runs []*replay) er
 			if r.ended {
 				return nil
 			}
+			defer r.p.c.close() // Between ends the connections
 			return r.p.settle(ctx)
 		}); err != nil {
 			return err
@@ -40,6 +41,9 @@ func (e *env) interrupted(ctx context.Context, oneByOne bool, runs []*replay) er
 			n++
 		}
 		if err := e.o.Between(ctx); err != nil {
+			return fmt.Errorf("between the halves: %w", err)
+		}
+		if err := e.awake(ctx); err != nil {
 			return fmt.Errorf("between the halves: %w", err)
 		}
 		var scs []*Scenario
@@ -65,6 +69,31 @@ func (e *env) interrupted(ctx context.Context, oneByOne bool, runs []*replay) er
 		runs = runs[n:]
 	}
 	return nil
+}
+
+// awake waits until the broker answers and has a transaction coordinator and a
+// group coordinator. Transient answers after that are asked for again anyway.
+func (e *env) awake(ctx context.Context) error {
+	const limit = time.Minute
+	for begin := time.Now(); ; {
+		p := e.player(e.o.Prefix, e.o.Prefix)
+		_, err := p.ask(ctx)
+		p.close()
+		if err == nil {
+			p := e.player(e.o.Prefix, e.o.Prefix)
+			defer p.close()
+			return p.warm(ctx)
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if time.Since(begin) > limit {
+			return fmt.Errorf("the broker does not answer after %v: %w", limit, err)
+		}
+		if err := pause(ctx, 100*time.Millisecond); err != nil {
+			return err
+		}
+	}
 }
 
 // rejoin makes the members of the groups members again, as their clients would

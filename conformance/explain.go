@@ -36,7 +36,7 @@ func (r *replay) explain(got Answer, trouble string) *Difference {
 		if r.e.o.Between != nil && i == r.cut && i > 0 {
 			d.Story = append(d.Story, betweenLine)
 		}
-		line := st.String()
+		line := fmt.Sprintf("%d. %s", i, st)
 		if st.Op != OpSleep {
 			line += ": " + st.Want.brief()
 		}

@@ -76,8 +76,9 @@ type Options struct {
 	// Between, if set, is called in the middle of the scenarios: many are
 	// replayed to a step near their middle and settled, then Between is called,
 	// then all go on over new connections. It is for a restart of the broker,
-	// also a kill -9, or a change of leaders; it returns when requests are
-	// answered again. It may be called several times in a suite, as transactions
+	// also a kill -9, or a change of leaders. When it returns the broker may still
+	// be starting, but should answer within half a minute: transactions with a
+	// timeout of 60 s are open. It may be called several times in a suite, as transactions
 	// must not time out meanwhile. MayForget says what the broker need not
 	// remember.
 	Between   func(ctx context.Context) error

@@ -43,6 +43,12 @@ func (r *replay) run(ctx context.Context, to int) error {
 		}
 		if why != "" || !a.equal(s.Want) {
 			r.diff = r.explain(a, why)
+			if a.Err == errNoAnswer {
+				// a request that ends the broker is a difference, and the end of the run
+				if _, err := r.p.ask(ctx); errors.Is(err, errUnreachable) {
+					return r.lost(err)
+				}
+			}
 			break
 		}
 		r.next++
@@ -96,7 +102,10 @@ func (r *replay) pickPrefix(ctx context.Context) (string, error) {
 		}
 		seen := map[int32]bool{}
 		for _, g := range groups {
-			seen[offsetsPartition(prefix+g)] = true
+			if g != "" {
+				g = prefix + g
+			}
+			seen[offsetsPartition(g)] = true
 		}
 		if len(seen) < len(groups) {
 			continue
@@ -126,7 +135,7 @@ func (r *replay) pickPrefix(ctx context.Context) (string, error) {
 func (s *Scenario) names() (groups, together []string) {
 	g, t := map[string]bool{}, map[string]bool{}
 	for _, st := range s.Steps {
-		if st.Group != "" && !g[st.Group] {
+		if uses := st.Op == OpAddOffsets || st.Op == OpTxnOffsetCommit || st.Group != ""; uses && !g[st.Group] {
 			g[st.Group] = true
 			groups = append(groups, st.Group)
 		}

@@ -303,8 +303,8 @@ func (d Difference) write(b *strings.Builder) {
 	} else {
 		fmt.Fprintf(b, "    Both agree on what came before:\n")
 	}
-	for i, s := range d.Story {
-		fmt.Fprintf(b, "    %3d. %s\n", i, s)
+	for _, s := range d.Story {
+		fmt.Fprintf(b, "      %s\n", s)
 	}
 }
 

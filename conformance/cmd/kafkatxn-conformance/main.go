@@ -50,7 +50,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		follow  = fs.Bool("follow", false, "send each request to its coordinator or leader, for several brokers")
 		prefix  = fs.String("prefix", "", "start the names of topics, groups and transactional ids with this, instead of something new")
 		limit   = fs.Duration("limit", 2*time.Hour, "give up after this time")
-		between = fs.String("between", "", "run this `COMMAND` with sh in the middle of the scenarios: it restarts the broker and ends when it answers again")
+		between = fs.String("between", "", "run this `COMMAND` with sh in the middle of the scenarios, to restart the broker")
 		forget  = fs.String("may-forget", "", "what the broker need not remember over -between: `FACTS` of "+facts()+", separated by commas")
 		verbose = fs.Bool("v", false, "say on standard error when a suite is done")
 	)
