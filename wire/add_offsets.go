@@ -32,5 +32,5 @@ func (c caller) readsGroup(group string) error {
 	if c.may(OpRead, GroupResource, group) {
 		return nil
 	}
-	return txnstate.CodeGroupAuthorization.Errorf("", "%s has no READ on group %q", c.who, group)
+	return txnstate.CodeGroupAuthorization.Errorf("", "%s has no READ on group %q", c.who, brief(group))
 }

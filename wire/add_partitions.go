@@ -155,7 +155,7 @@ func (ps *participants) add(h *Handler, topic string, partition int32, barred bo
 	var err error
 	switch {
 	case barred:
-		err = txnstate.CodeTopicAuthorization.Errorf("", "no WRITE on topic %q", topic)
+		err = txnstate.CodeTopicAuthorization.Errorf("", "no WRITE on topic %q", brief(topic))
 	case !h.exists(topic, partition):
 		err = notKnown(topic, partition)
 	}

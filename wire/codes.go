@@ -3,6 +3,7 @@ package wire
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"github.com/kafkatxn/kafkatxn/offsets"
 	"github.com/kafkatxn/kafkatxn/txnstate"
@@ -62,7 +63,7 @@ func (e *requestError) Error() string { return e.err.Error() }
 func (e *requestError) Unwrap() error { return e.err }
 
 func notKnown(topic string, partition int32) error {
-	return &requestError{txnstate.CodeUnknownTopicOrPartition.Errorf("", "%s/%d is not known", topic, partition)}
+	return &requestError{txnstate.CodeUnknownTopicOrPartition.Errorf("", "%s/%d is not known", brief(topic), partition)}
 }
 
 // known is a code as a version of an API knows it.
@@ -78,6 +79,17 @@ func known(c txnstate.Code, key, version int16) txnstate.Code {
 	return c
 }
 
+// brief is a name from a request as errors quote it: a request can have one of
+// 32 KiB for thousands of partitions, and an error for each.
+func brief(name string) string { return cut(name, 100) }
+
+func cut(s string, most int) string {
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "..."
+}
+
 // message is what an answer says in words where it has room: what was expected
 // and found. What comes from further down, a file's name perhaps, stays with the
 // broker.
@@ -86,15 +98,21 @@ func message(err error) *string {
 	if !errors.As(err, &e) || e.Msg == "" || e.Cause != nil {
 		return nil
 	}
-	return &e.Msg
+	s := cut(e.Msg, 500)
+	return &s
 }
 
-// code is CodeOf for an answer. What a client can't make sense of is logged
-// here, since the answer keeps only a number.
+// code is CodeOf for an answer. What has no code of its own is logged here, since
+// the answer keeps only a number.
 func (h *Handler) code(err error, key, version int16) int16 {
 	c := CodeOf(err, key, version)
-	if c == txnstate.CodeUnknownServerError {
-		h.cfg.Logger.Error("request failed for a reason of the broker's own", "api", key, "version", version, "err", err)
+	var own *txnstate.Error
+	switch {
+	case err == nil, errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case !errors.As(err, &own):
+		h.cfg.Logger.Error("request failed for a reason of the broker's own", "api", key, "version", version, "code", c.String(), "err", err)
+	case c == txnstate.CodeUnknownServerError:
+		h.cfg.Logger.Warn("request refused with an internal error, as Kafka does", "api", key, "version", version, "err", err)
 	}
 	return int16(c)
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/kafkatxn/kafkatxn/txnstate"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -119,6 +121,10 @@ func TestErrorsWithoutCode(t *testing.T) {
 
 func TestMessagesKeepTheBrokersSecrets(t *testing.T) {
 	if m := message(txnstate.CodeOutOfOrderSequence.Errorf("", "sequence 5, and 4 is next")); m == nil || *m != "sequence 5, and 4 is next" {
+		t.Errorf("message %v", m)
+	}
+	// I13: a name of 32 KiB that is wrong 5,000 times is not told 5,000 times.
+	if m := message(notKnown(strings.Repeat("é", 1<<14), 1)); m == nil || len(*m) > 200 || !utf8.ValidString(*m) {
 		t.Errorf("message %v", m)
 	}
 	for _, err := range []error{nil, errors.New("open /secret: denied"), txnstate.CodeKafkaStorageError.Errorf("", "write: %w", errors.New("/secret"))} {

@@ -16,7 +16,6 @@ func TestConfigNamesEveryComplaint(t *testing.T) {
 	h := newHost(t, nil)
 	for want, c := range map[string]wire.Config{
 		"Topics is required|nothing to serve":          {},
-		"come together":                                {Topics: h, Offsets: h.offsets, Coordinator: h.coordinator},
 		"Verifier is required":                         {Topics: h, Leader: h},
 		"TransactionVersion is 3":                      {Topics: h, Coordinator: h.coordinator, TransactionVersion: 3},
 		"TransactionVersion is 1, and the coordinator": {Topics: h, Coordinator: h.coordinator, TransactionVersion: txnstate.TV1},
@@ -41,7 +40,7 @@ func TestRoles(t *testing.T) {
 	}{
 		{"a coordinator", wire.Config{Topics: h, Coordinator: h.coordinator}, "[{22 0 5} {24 0 5} {25 0 4} {26 0 5} {65 0 0} {66 0 2}]"},
 		{"a leader", wire.Config{Topics: h, Leader: h, Verifier: short{}}, "[{0 3 13} {27 1 2} {61 0 0}]"},
-		{"a group coordinator", wire.Config{Topics: h, Offsets: h.offsets, Groups: h, Verifier: short{}}, "[{8 2 10} {9 1 10} {27 1 2} {28 0 6}]"},
+		{"a group coordinator", wire.Config{Topics: h, Offsets: h.offsets, Verifier: short{}}, "[{8 2 10} {9 1 10} {27 1 2} {28 0 6}]"},
 		{"a directory", wire.Config{Topics: h, FindCoordinator: find}, "[{10 0 6}]"},
 		{"without topic ids", wire.Config{Topics: h, Leader: h, Offsets: h.offsets, Groups: h, Verifier: short{}, WithoutTopicIDs: true}, "[{0 3 12} {8 2 9} {9 1 9} {27 1 2} {28 0 5} {61 0 0}]"},
 		{"two-phase commit", wire.Config{Topics: h, Coordinator: h.coordinator, TwoPhaseCommit: true}, "[{22 0 6} {24 0 5} {25 0 4} {26 0 5} {65 0 0} {66 0 2}]"},

@@ -19,9 +19,9 @@ func (h *Handler) describeProducers(ctx context.Context, who Principal, req *kms
 		var topicErr error
 		switch {
 		case !validTopicName(t.Topic):
-			topicErr = txnstate.CodeInvalidTopic.Errorf("", "%q is no topic's name", t.Topic)
+			topicErr = txnstate.CodeInvalidTopic.Errorf("", "%q is no topic's name", brief(t.Topic))
 		case !c.may(OpRead, TopicResource, t.Topic):
-			topicErr = txnstate.CodeTopicAuthorization.Errorf("", "%s has no READ on topic %q", who, t.Topic)
+			topicErr = txnstate.CodeTopicAuthorization.Errorf("", "%s has no READ on topic %q", who, brief(t.Topic))
 		}
 		for _, p := range t.Partitions {
 			rp := kmsg.NewDescribeProducersResponseTopicPartition()

@@ -44,7 +44,7 @@ func (h *Handler) findCoordinator(ctx context.Context, who Principal, req *kmsg.
 func (h *Handler) find(c caller, kind int8, key string) (node int32, host string, port int32, err error) {
 	switch {
 	case kind == groupKey && !c.may(OpDescribe, GroupResource, key):
-		err = txnstate.CodeGroupAuthorization.Errorf("", "%s has no DESCRIBE on group %q", c.who, key)
+		err = txnstate.CodeGroupAuthorization.Errorf("", "%s has no DESCRIBE on group %q", c.who, brief(key))
 	case kind == txnKey && !c.may(OpDescribe, TransactionalIDResource, key):
 		err = txnstate.CodeTxnIDAuthorization.Errorf(key, "%s has no DESCRIBE", c.who)
 	case kind != groupKey && kind != txnKey:

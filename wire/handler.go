@@ -33,9 +33,9 @@ type Config struct {
 	Leader Leader
 	// Offsets keeps committed and staged offsets: OffsetCommit, OffsetFetch,
 	// TxnOffsetCommit, WriteTxnMarkers. nil: this broker coordinates no groups.
-	// It comes with Groups.
 	Offsets *offsets.Manager
-	// Groups is the host's group membership. Required with Offsets.
+	// Groups is the host's group membership, beside Offsets. nil is
+	// offsets.SimpleGroups: no group has members.
 	Groups offsets.Groups
 
 	// FindCoordinator names the broker that coordinates a key: of type 0 a group,
@@ -76,6 +76,9 @@ func (c Config) withDefaults() Config {
 	if c.Verifier == nil && c.Coordinator != nil {
 		c.Verifier = LocalVerifier{Coordinator: c.Coordinator}
 	}
+	if c.Groups == nil {
+		c.Groups = offsets.SimpleGroups{}
+	}
 	switch c.TransactionVersion {
 	case 0:
 		c.TransactionVersion = txnstate.TV2
@@ -110,7 +113,6 @@ func (c Config) validate() error {
 	complain(c.Topics == nil, "Config.Topics is required")
 	complain(c.Coordinator == nil && c.Leader == nil && c.Offsets == nil && c.FindCoordinator == nil,
 		"Config has none of Coordinator, Leader, Offsets and FindCoordinator: nothing to serve")
-	complain((c.Offsets == nil) != (c.Groups == nil), "Config.Offsets and Config.Groups come together")
 	complain((c.Leader != nil || c.Offsets != nil) && c.Coordinator == nil && c.Verifier == nil,
 		"Config.Verifier is required where transactions are coordinated elsewhere")
 	v := c.TransactionVersion

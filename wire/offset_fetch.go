@@ -69,7 +69,7 @@ func noOffset(topic string, partition int32, code txnstate.Code) offsets.Fetched
 // set those that have committed offsets.
 func (h *Handler) fetchGroup(c caller, version int16, group string, topics []fetchTopic, all, stable bool) ([]fetchTopic, error) {
 	if !c.may(OpDescribe, GroupResource, group) {
-		return topics, txnstate.CodeGroupAuthorization.Errorf("", "%s has no DESCRIBE on group %q", c.who, group)
+		return topics, txnstate.CodeGroupAuthorization.Errorf("", "%s has no DESCRIBE on group %q", c.who, brief(group))
 	}
 	if stable {
 		// What was accepted before is seen, or refused: not answered with a

@@ -108,7 +108,7 @@ func (h *Handler) gateParts(c caller, req *kmsg.ProduceRequest, parts [][]*part)
 	for i, t := range req.Topics {
 		name, err := h.topicName(keyProduce, req.Version, t.Topic, t.TopicID)
 		if err == nil && !c.may(OpWrite, TopicResource, name) {
-			err = txnstate.CodeTopicAuthorization.Errorf("", "%s has no WRITE on topic %q", c.who, name)
+			err = txnstate.CodeTopicAuthorization.Errorf("", "%s has no WRITE on topic %q", c.who, brief(name))
 		}
 		for _, p := range parts[i] {
 			p.topic, p.err = name, err
@@ -155,7 +155,7 @@ func (h *Handler) verifyParts(ctx context.Context, req *kmsg.ProduceRequest, all
 			continue
 		}
 		if t, ok := h.topic(p.topic); !ok || t.Internal {
-			p.err = txnstate.CodeInvalidTopic.Errorf("", "topic %q takes no records from clients", p.topic)
+			p.err = txnstate.CodeInvalidTopic.Errorf("", "topic %q takes no records from clients", brief(p.topic))
 			continue
 		}
 		if p.log, p.err = h.cfg.Leader.Log(p.topic, p.partition); p.err != nil || !p.transactional() {

@@ -31,7 +31,7 @@ func live(items []commitItem) (os []offsets.Offset, at []int) {
 func (h *Handler) gateTopic(c caller, key, version int16, topic string, id [16]byte) (string, error) {
 	name, err := h.topicName(key, version, topic, id)
 	if err == nil && !c.may(OpRead, TopicResource, name) {
-		err = txnstate.CodeTopicAuthorization.Errorf("", "%s has no READ on topic %q", c.who, name)
+		err = txnstate.CodeTopicAuthorization.Errorf("", "%s has no READ on topic %q", c.who, brief(name))
 	}
 	return name, err
 }
@@ -53,9 +53,9 @@ func settle(items []commitItem, at []int, codes []txnstate.Code, err error) {
 		case err != nil:
 			items[i].err = err
 		case k >= len(codes):
-			items[i].err = txnstate.CodeUnknownServerError.Errorf("", "no outcome for %s/%d", items[i].Topic, items[i].Partition)
+			items[i].err = txnstate.CodeUnknownServerError.Errorf("", "no outcome for %s/%d", brief(items[i].Topic), items[i].Partition)
 		case codes[k] != txnstate.CodeNone:
-			items[i].err = codes[k].Errorf("", "%s/%d", items[i].Topic, items[i].Partition)
+			items[i].err = codes[k].Errorf("", "%s/%d", brief(items[i].Topic), items[i].Partition)
 		}
 	}
 }
@@ -138,7 +138,7 @@ func (h *Handler) stage(ctx context.Context, req *kmsg.TxnOffsetCommitRequest, o
 }
 
 func refusedMember(code txnstate.Code, group string, c offsets.Caller) error {
-	return code.Errorf("", "member %q, generation %d of group %q", c.MemberID, c.Generation, group)
+	return code.Errorf("", "member %q, generation %d of group %q", brief(c.MemberID), c.Generation, brief(group))
 }
 
 // ensure makes a simple group of one that was missing when its commit was
