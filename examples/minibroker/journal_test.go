@@ -1,0 +1,290 @@
+package minibroker
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/kafkatxn/kafkatxn/internal/fsx"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// put adds one entry and waits for it.
+func (j *journal) put(b string) error {
+	_, r, err := j.add([]byte(b))
+	if err != nil {
+		return err
+	}
+	return j.wait(r)
+}
+
+// contents opens a journal and returns the rounds it holds.
+func contents(t testing.TB, fsys fsx.FS, name string, fsync bool) (*journal, []string, error) {
+	t.Helper()
+	var got []string
+	j, err := openJournal(fsys, name, fsync, func(_ int64, b []byte) error {
+		got = append(got, string(b))
+		return nil
+	})
+	return j, got, err
+}
+
+func TestAJournalHoldsWhatWasPutInIt(t *testing.T) {
+	fsys := fsx.Mem()
+	j, got, err := contents(t, fsys, "j", true)
+	require.NoError(t, err)
+	require.Empty(t, got)
+	for _, s := range []string{"one", "", "three"} {
+		require.NoError(t, j.put(s))
+	}
+	j.close()
+	require.ErrorIs(t, j.put("late"), errJournalClosed)
+	j, got, err = contents(t, fsys, "j", true)
+	require.NoError(t, err)
+	require.Equal(t, []string{"one", "", "three"}, got)
+	require.NoError(t, j.put("four"))
+	j.close()
+	j, got, err = contents(t, fsys, "j", true)
+	require.NoError(t, err)
+	require.Len(t, got, 4)
+	j.close()
+}
+
+// While one round is being written, the callers that come meanwhile form the
+// next: however many they are, they cost one write and one sync.
+func TestCallersShareASync(t *testing.T) {
+	var syncs atomic.Int32
+	held := make(chan struct{})
+	release := make(chan struct{})
+	fsys := fsx.Hook(fsx.Mem(), func(op fsx.Op, _ string) error {
+		if op == fsx.OpSync && syncs.Add(1) == 1 {
+			close(held)
+			<-release
+		}
+		return nil
+	})
+	j, _, err := contents(t, fsys, "j", true)
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	wg.Go(func() { require.NoError(t, j.put("first")) })
+	<-held
+	var rounds []*round
+	for i := range 50 {
+		_, r, err := j.add([]byte(fmt.Sprint(i)))
+		require.NoError(t, err)
+		rounds = append(rounds, r)
+	}
+	for _, r := range rounds {
+		wg.Go(func() { require.NoError(t, j.wait(r)) })
+	}
+	close(release)
+	wg.Wait()
+	require.EqualValues(t, 2, syncs.Load())
+	j.close()
+}
+
+// A crash can tear the last round and nothing else: what is left of it is cut
+// off, wherever it ends.
+func TestATornTailIsCut(t *testing.T) {
+	fsys := fsx.Mem()
+	j, _, err := contents(t, fsys, "j", true)
+	require.NoError(t, err)
+	require.NoError(t, j.put("whole"))
+	keep := j.tail
+	require.NoError(t, j.put("the last round"))
+	j.close()
+	full, err := fsys.ReadFile("j")
+	require.NoError(t, err)
+	for n := keep; n < int64(len(full)); n++ {
+		for _, hole := range []bool{false, true} {
+			b := slices.Clone(full)
+			if hole {
+				clear(b[n:]) // the length was written, and the bytes were not
+			} else {
+				b = b[:n]
+			}
+			require.NoError(t, fsys.Replace("torn", b, 0o644))
+			j, got, err := contents(t, fsys, "torn", true)
+			require.NoError(t, err, "cut at %d", n)
+			require.Equal(t, []string{"whole"}, got)
+			require.NoError(t, j.put("again"))
+			j.close()
+			j, got, err = contents(t, fsys, "torn", true)
+			require.NoError(t, err)
+			require.Equal(t, []string{"whole", "again"}, got)
+			j.close()
+		}
+	}
+}
+
+// Damage before the last round was there undamaged once, and acknowledged: it is
+// reported, with the file and the place, and the file stays as it is.
+func TestDamageInTheMiddleIsRefused(t *testing.T) {
+	fsys := fsx.Mem()
+	j, _, err := contents(t, fsys, "j", true)
+	require.NoError(t, err)
+	var starts []int64
+	for i := range 3 {
+		starts = append(starts, j.tail)
+		require.NoError(t, j.put(fmt.Sprint("round ", i)))
+	}
+	j.close()
+	full, err := fsys.ReadFile("j")
+	require.NoError(t, err)
+	for n := range starts[2] {
+		b := slices.Clone(full)
+		b[n] ^= 0x40
+		require.NoError(t, fsys.Replace("bad", b, 0o644))
+		_, _, err := contents(t, fsys, "bad", true)
+		var damage *damageError
+		require.ErrorAs(t, err, &damage, "byte %d", n)
+		want := starts[0]
+		if n >= starts[1] {
+			want = starts[1]
+		}
+		require.Equal(t, want, damage.offset)
+		require.ErrorContains(t, err, fmt.Sprintf("bad is damaged at byte %d", want))
+		now, err := fsys.ReadFile("bad")
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(b, now), "the file was changed")
+	}
+}
+
+// Without syncs a loss of power can leave a later round and not an earlier one:
+// the file then ends at the first that is missing.
+func TestWithoutSyncsAHoleEndsTheFile(t *testing.T) {
+	fsys := fsx.Mem()
+	j, _, err := contents(t, fsys, "j", false)
+	require.NoError(t, err)
+	require.NoError(t, j.put("one"))
+	hole := j.tail
+	require.NoError(t, j.put("two"))
+	require.NoError(t, j.put("three"))
+	j.close()
+	b, err := fsys.ReadFile("j")
+	require.NoError(t, err)
+	b[hole+roundHeader] ^= 1
+	require.NoError(t, fsys.Replace("j", b, 0o644))
+	j, got, err := contents(t, fsys, "j", false)
+	require.NoError(t, err)
+	require.Equal(t, []string{"one"}, got)
+	j.close()
+}
+
+// A payload that holds a round's bytes is not taken for one: its position is
+// another.
+func TestARoundInsideAPayloadIsNotFound(t *testing.T) {
+	fsys := fsx.Mem()
+	j, _, err := contents(t, fsys, "inner", true)
+	require.NoError(t, err)
+	require.NoError(t, j.put("x"))
+	j.close()
+	inner, err := fsys.ReadFile("inner")
+	require.NoError(t, err)
+	j, _, err = contents(t, fsys, "j", true)
+	require.NoError(t, err)
+	require.NoError(t, j.put(string(inner)+roundMagic))
+	j.close()
+	b, err := fsys.ReadFile("j")
+	require.NoError(t, err)
+	b[len(b)-1] ^= 1
+	require.NoError(t, fsys.Replace("j", b, 0o644))
+	j, got, err := contents(t, fsys, "j", true)
+	require.NoError(t, err)
+	require.Empty(t, got)
+	j.close()
+}
+
+// After a write or sync that failed nobody knows what is on the disk: nobody is
+// told yes any more, and nothing more is written.
+func TestAFailedWriteEndsTheJournal(t *testing.T) {
+	for _, bad := range []fsx.Op{fsx.OpOpenFile, fsx.OpSyncDir, fsx.OpWriteAt, fsx.OpSync} {
+		t.Run(string(bad), func(t *testing.T) {
+			broken := errors.New("the disk is broken")
+			var fail atomic.Bool
+			var writes atomic.Int32
+			fsys := fsx.Hook(fsx.Mem(), func(op fsx.Op, _ string) error {
+				if op == fsx.OpWriteAt {
+					writes.Add(1)
+				}
+				if fail.Load() && op == bad {
+					return broken
+				}
+				return nil
+			})
+			j := newJournal(fsys, "j", true)
+			if bad != fsx.OpOpenFile && bad != fsx.OpSyncDir {
+				require.NoError(t, j.put("good"))
+			}
+			fail.Store(true)
+			require.ErrorIs(t, j.put("bad"), broken)
+			fail.Store(false)
+			before := writes.Load()
+			require.ErrorIs(t, j.put("after"), broken)
+			require.Equal(t, before, writes.Load())
+			j.close()
+		})
+	}
+}
+
+// Whatever bytes a file has, opening it ends in a journal that works or in an
+// error that names the file, and never changes what was good.
+func TestAnyFileIsOpenedOrRefused(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		fsys := fsx.Mem()
+		j := newJournal(fsys, "j", true)
+		n := rapid.IntRange(0, 4).Draw(rt, "rounds")
+		var put []string
+		for i := range n {
+			put = append(put, string(rapid.SliceOfN(rapid.Byte(), 0, 60).Draw(rt, fmt.Sprint("round", i))))
+			if err := j.put(put[i]); err != nil {
+				rt.Fatal(err)
+			}
+		}
+		j.close()
+		b, err := fsys.ReadFile("j")
+		if err != nil {
+			b = nil
+		}
+		for range rapid.IntRange(0, 3).Draw(rt, "damages") {
+			if len(b) > 0 {
+				b[rapid.IntRange(0, len(b)-1).Draw(rt, "at")] ^= byte(rapid.IntRange(1, 255).Draw(rt, "by"))
+			}
+		}
+		b = append(b, rapid.SliceOfN(rapid.Byte(), 0, 40).Draw(rt, "tail")...)
+		if err := fsys.Replace("j", b, 0o644); err != nil {
+			rt.Fatal(err)
+		}
+		j, got, err := contents(t, fsys, "j", true)
+		if err != nil {
+			var damage *damageError
+			if !errors.As(err, &damage) || damage.file != "j" {
+				rt.Fatal(err)
+			}
+			return
+		}
+		if len(got) > len(put) || !slices.Equal(got, put[:len(got)]) {
+			rt.Fatalf("put %q, found %q", put, got)
+		}
+		if err := j.put("more"); err != nil {
+			rt.Fatal(err)
+		}
+		j.close()
+	})
+}
+
+func TestAJournalThatIsNotThereIsEmpty(t *testing.T) {
+	fsys := fsx.Mem()
+	j, _, err := contents(t, fsys, "none", true)
+	require.NoError(t, err)
+	require.Error(t, j.readAt(make([]byte, 1), 0))
+	j.close()
+	_, err = fsys.ReadFile("none")
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
