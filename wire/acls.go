@@ -118,7 +118,7 @@ func (a ACL) grants(op Operation) bool {
 }
 
 // ACLFilter selects rules, as DescribeAcls and DeleteAcls do. The zero value
-// selects all.
+// selects all. In a request 0 is Kafka's UNKNOWN: a host refuses it there.
 type ACLFilter struct {
 	Type       ResourceType // 0 or AnyResource: any
 	Name       *string      // nil: any

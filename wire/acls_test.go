@@ -1,14 +1,12 @@
 package wire_test
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"testing"
 
 	"github.com/kafkatxn/kafkatxn/txnstate"
 	"github.com/kafkatxn/kafkatxn/wire"
-	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
 func rule(t wire.ResourceType, name string, who wire.Principal, op wire.Operation, p wire.Permission) wire.ACL {
@@ -156,56 +154,37 @@ func TestACLsSurviveAsJSON(t *testing.T) {
 	}
 }
 
-func TestACLRequests(t *testing.T) {
-	a := acls(t, true)
-	handle := func(req kmsg.Request, who string) kmsg.Response {
-		t.Helper()
-		resp, ok := a.Handle(context.Background(), req, who)
-		if !ok {
-			t.Fatalf("%T is not answered", req)
+// DescribeAcls and DeleteAcls select in the same way.
+func TestACLFilters(t *testing.T) {
+	prefixed := rule(wire.TopicResource, "or", "User:b", wire.OpRead, wire.DenyPermission)
+	prefixed.Pattern = wire.PrefixedPattern
+	a := acls(t, false,
+		rule(wire.TopicResource, "orders", "User:a", wire.OpWrite, wire.AllowPermission),
+		rule(wire.TopicResource, wire.AnyName, "User:a", wire.OpRead, wire.AllowPermission),
+		prefixed,
+		rule(wire.GroupResource, "orders", "User:a", wire.OpRead, wire.AllowPermission))
+	str := func(s string) *string { return &s }
+	for _, tt := range []struct {
+		name string
+		f    wire.ACLFilter
+		want int
+	}{
+		{"all", wire.ACLFilter{}, 4},
+		{"all, in Kafka's numbers", wire.ACLFilter{Type: wire.AnyResource, Pattern: wire.AnyPattern, Operation: wire.OpAny, Permission: wire.AnyPermission}, 4},
+		{"by type", wire.ACLFilter{Type: wire.GroupResource}, 1},
+		{"by name", wire.ACLFilter{Name: str("orders")}, 2},
+		{"by name and literal pattern", wire.ACLFilter{Name: str("or"), Pattern: wire.LiteralPattern}, 0},
+		{"by prefix", wire.ACLFilter{Name: str("or"), Pattern: wire.PrefixedPattern}, 1},
+		{"what applies to a topic", wire.ACLFilter{Type: wire.TopicResource, Name: str("orders"), Pattern: wire.MatchPattern}, 3},
+		{"by principal", wire.ACLFilter{Principal: str("User:b")}, 1},
+		{"by host", wire.ACLFilter{Host: str("10.0.0.1")}, 0},
+		{"by operation and permission", wire.ACLFilter{Operation: wire.OpRead, Permission: wire.AllowPermission}, 2},
+	} {
+		if got := a.List(tt.f); len(got) != tt.want {
+			t.Errorf("%s: %+v, want %d", tt.name, got, tt.want)
 		}
-		return resp
 	}
-	create := kmsg.NewPtrCreateACLsRequest()
-	c := kmsg.NewCreateACLsRequestCreation()
-	c.ResourceType, c.ResourceName, c.ResourcePatternType = kmsg.ACLResourceTypeTopic, "t", kmsg.ACLResourcePatternTypeLiteral
-	c.Principal, c.Host, c.Operation, c.PermissionType = "User:*", "*", kmsg.ACLOperationWrite, kmsg.ACLPermissionTypeDeny
-	wrong := c
-	wrong.Principal = "nobody"
-	create.Creations = append(create.Creations, c, wrong)
-	if r := handle(create, "User:a").(*kmsg.CreateACLsResponse).Results; r[0].ErrorCode != 0 || r[1].ErrorCode != 42 {
-		t.Errorf("create: %+v", r)
-	}
-	if a.Allow(t.Context(), "User:a", wire.OpWrite, wire.Resource{Type: wire.TopicResource, Name: "t"}) {
-		t.Error("the rule does not hold")
-	}
-	describe := kmsg.NewPtrDescribeACLsRequest()
-	describe.ResourceType, describe.ResourcePatternType = kmsg.ACLResourceTypeAny, kmsg.ACLResourcePatternTypeMatch
-	describe.ResourceName = kmsg.StringPtr("t")
-	describe.Operation, describe.PermissionType = kmsg.ACLOperationAny, kmsg.ACLPermissionTypeAny
-	d := handle(describe, "User:a").(*kmsg.DescribeACLsResponse)
-	if d.ErrorCode != 0 || len(d.Resources) != 1 || len(d.Resources[0].ACLs) != 1 || d.Resources[0].ResourceName != "t" {
-		t.Errorf("describe: %+v", d)
-	}
-	describe.Operation = 0
-	if d := handle(describe, "User:a").(*kmsg.DescribeACLsResponse); d.ErrorCode != 42 {
-		t.Errorf("describe of an unknown operation: %d", d.ErrorCode)
-	}
-	remove := kmsg.NewPtrDeleteACLsRequest()
-	f := kmsg.NewDeleteACLsRequestFilter()
-	f.ResourceType, f.ResourcePatternType = kmsg.ACLResourceTypeTopic, kmsg.ACLResourcePatternTypeAny
-	f.Operation, f.PermissionType = kmsg.ACLOperationAny, kmsg.ACLPermissionTypeAny
-	remove.Filters = append(remove.Filters, f)
-	if r := handle(remove, "User:a").(*kmsg.DeleteACLsResponse).Results; r[0].ErrorCode != 0 || len(r[0].MatchingACLs) != 1 {
-		t.Errorf("delete: %+v", r)
-	}
-	if err := a.Add(rule(wire.ClusterResource, wire.ClusterName, "User:b", wire.OpAlter, wire.AllowPermission)); err != nil {
-		t.Fatal(err)
-	}
-	if r := handle(create, "User:a").(*kmsg.CreateACLsResponse).Results; r[0].ErrorCode != 31 {
-		t.Errorf("create by somebody else: %+v", r)
-	}
-	if _, ok := a.Handle(t.Context(), kmsg.NewPtrFetchRequest(), "User:a"); ok {
-		t.Error("Fetch is answered")
+	if gone := a.Remove(wire.ACLFilter{Type: wire.TopicResource}); len(gone) != 3 || len(a.List(wire.ACLFilter{})) != 1 {
+		t.Errorf("removed %+v, left %+v", gone, a.List(wire.ACLFilter{}))
 	}
 }

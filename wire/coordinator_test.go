@@ -16,17 +16,29 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// slots is an Ownership that never has anything, or loads for ever.
-type slots struct{ acquire bool }
+// slots is an Ownership that never has anything or, with acquired set, has all:
+// closed when it has said so.
+type slots struct{ acquired chan struct{} }
 
 func (s slots) Watch(ctx context.Context, acquired, _ func(int, int32)) error {
-	if s.acquire {
+	if s.acquired != nil {
 		for i := range txnstate.Slots {
 			acquired(i, 1)
 		}
+		close(s.acquired)
 	}
 	<-ctx.Done()
 	return nil
+}
+
+// loadingHost is a host whose coordinator never gets done with loading.
+func loadingHost(t testing.TB) *host {
+	acquired := make(chan struct{})
+	h := newHost(t, func(_ *wire.Config, c *txnstate.Config) {
+		c.Ownership, c.Store = slots{acquired}, hanging{memstore.New()}
+	})
+	<-acquired
+	return h
 }
 
 // hanging is a store whose slots are never read to the end.
@@ -45,9 +57,7 @@ func TestRefusalsOfEveryVersion(t *testing.T) {
 	h.addTopic("t", 1)
 	notOwner := newHost(t, func(_ *wire.Config, c *txnstate.Config) { c.Ownership = slots{} })
 	notOwner.addTopic("t", 1)
-	loading := newHost(t, func(_ *wire.Config, c *txnstate.Config) {
-		c.Ownership, c.Store = slots{acquire: true}, hanging{memstore.New()}
-	})
+	loading := loadingHost(t)
 	loading.addTopic("t", 1)
 
 	open := h.initTxn(t, "open")
@@ -411,9 +421,7 @@ func TestListTransactions(t *testing.T) {
 			t.Errorf("%d ids", n)
 		}
 	})
-	loading := newHost(t, func(_ *wire.Config, c *txnstate.Config) {
-		c.Ownership, c.Store = slots{acquire: true}, hanging{memstore.New()}
-	})
+	loading := loadingHost(t)
 	req := kmsg.NewPtrListTransactionsRequest()
 	req.Version, req.TransactionalIDPattern = 2, kmsg.StringPtr("(")
 	if r := do[*kmsg.ListTransactionsResponse](t, loading, req); r.ErrorCode != 14 {

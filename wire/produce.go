@@ -178,6 +178,12 @@ func (h *Handler) verifyParts(ctx context.Context, req *kmsg.ProduceRequest, all
 // appendParts appends what is left: partitions at once, so that they share
 // syncs, and the batches of one partition in their order.
 func (h *Handler) appendParts(ctx context.Context, all []*part) {
+	if len(all) == 1 {
+		if all[0].err == nil {
+			h.appendPart(ctx, all[0])
+		}
+		return
+	}
 	lines := map[txnstate.Participant][]*part{}
 	var order []txnstate.Participant
 	for _, p := range all {
@@ -189,25 +195,17 @@ func (h *Handler) appendParts(ctx context.Context, all []*part) {
 		}
 		lines[p.participant()] = append(lines[p.participant()], p)
 	}
-	if len(order) == 1 {
-		h.appendLine(ctx, lines[order[0]])
-		return
-	}
 	var g errgroup.Group
 	g.SetLimit(batchWidth)
 	for _, k := range order {
 		g.Go(func() error {
-			h.appendLine(ctx, lines[k])
+			for _, p := range lines[k] {
+				h.appendPart(ctx, p)
+			}
 			return nil
 		})
 	}
 	_ = g.Wait()
-}
-
-func (h *Handler) appendLine(ctx context.Context, line []*part) {
-	for _, p := range line {
-		h.appendPart(ctx, p)
-	}
 }
 
 // errDuplicate keeps a batch that is in the log already from being appended
