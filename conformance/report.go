@@ -167,7 +167,7 @@ func (r Report) WriteText(w io.Writer, show int) error {
 		fmt.Fprintln(&b, n)
 	}
 	for _, s := range r.Suites {
-		s.write(&b, show)
+		s.write(&b, fmt.Sprintf("%-10s ", s.Name), show)
 	}
 	scs, agree, steps, stepsAgree := r.Totals()
 	if ks := r.Kinds(); len(r.Suites) > 1 && len(ks) > 0 {
@@ -189,13 +189,14 @@ func percent(n, of int) string {
 	return fmt.Sprintf("%.1f %%", float64(n*1000/of)/10)
 }
 
-func (s SuiteReport) write(b *strings.Builder, show int) {
+// write writes the suite's part of the text, its first line after name.
+func (s SuiteReport) write(b *strings.Builder, name string, show int) {
 	if s.Skipped != "" {
-		fmt.Fprintf(b, "%-10s not replayed: %s\n", s.Name, s.Skipped)
+		fmt.Fprintf(b, "%snot replayed: %s\n", name, s.Skipped)
 		return
 	}
-	fmt.Fprintf(b, "%-10s %d of %d scenarios agree (%s), %d of %d answers before the first difference  [%s]\n",
-		s.Name, s.Agree, s.Replayed, percent(s.Agree, s.Replayed), s.StepsAgree, s.Steps, s.Source)
+	fmt.Fprintf(b, "%s%d of %d scenarios agree (%s), %d of %d answers before the first difference  [%s]\n",
+		name, s.Agree, s.Replayed, percent(s.Agree, s.Replayed), s.StepsAgree, s.Steps, s.Source)
 	if s.Unfinished > 0 {
 		fmt.Fprintf(b, "    %d scenarios were not finished\n", s.Unfinished)
 	}
@@ -210,7 +211,7 @@ func (s SuiteReport) write(b *strings.Builder, show int) {
 		if i == 0 {
 			fmt.Fprintln(b)
 		}
-		d.write(b)
+		d.write(b, d.Scenario+", ")
 	}
 }
 
@@ -285,12 +286,12 @@ func (s SuiteReport) examples(n int) []Difference {
 // String tells the difference and what led to it.
 func (d Difference) String() string {
 	var b strings.Builder
-	d.write(&b)
+	d.write(&b, d.Scenario+", ")
 	return b.String()
 }
 
-func (d Difference) write(b *strings.Builder) {
-	fmt.Fprintf(b, "  %s, step %d: %s\n", d.Scenario, d.Step, d.Text)
+func (d Difference) write(b *strings.Builder, name string) {
+	fmt.Fprintf(b, "%sstep %d: %s\n", name, d.Step, d.Text)
 	for _, x := range d.Details {
 		fmt.Fprintf(b, "      %s\n", x)
 	}
@@ -306,10 +307,4 @@ func (d Difference) write(b *strings.Builder) {
 	for _, s := range d.Story {
 		fmt.Fprintf(b, "      %s\n", s)
 	}
-}
-
-func summary(s SuiteReport) string {
-	var b strings.Builder
-	s.write(&b, 0)
-	return b.String()
 }

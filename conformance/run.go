@@ -2,10 +2,11 @@ package conformance
 
 import (
 	"context"
-	"fmt"
+	"strings"
 )
 
-// T is what Run needs of a *testing.T.
+// T is what Run needs of a *testing.T, without importing package testing into
+// programs that use Check. S is the type itself.
 type T[S any] interface {
 	Helper()
 	Context() context.Context
@@ -39,16 +40,17 @@ func Run[S T[S]](t S, addr string, o Options) {
 				t.Skipf("%s", sr.Skipped)
 				return
 			}
-			r := Report{Suites: []SuiteReport{sr}}
 			for _, d := range sr.Differences {
-				t.Run(fmt.Sprintf("%s/step%d", d.Scenario, d.Step), func(t S) {
+				t.Run(d.Scenario, func(t S) {
 					t.Helper()
-					t.Errorf("%s", d)
+					var b strings.Builder
+					d.write(&b, "")
+					t.Errorf("%s", b.String())
 				})
 			}
-			sr.Differences = nil
-			r.Suites[0] = sr
-			t.Logf("%s", summary(sr))
+			var b strings.Builder
+			sr.write(&b, "", 0)
+			t.Logf("%s", b.String())
 			if err != nil {
 				t.Fatalf("%v", err)
 			}
