@@ -276,6 +276,9 @@ func (e *entry) parse(r *reader) {
 	switch e.kind {
 	case kindStage:
 		e.producer.ID, e.producer.Epoch, e.stampMs, e.group = r.i64(), r.i16(), r.i64(), r.string()
+		if e.producer.ID < 0 {
+			r.fail(fmt.Errorf("producer id %d", e.producer.ID))
+		}
 		e.items = r.items(offsetSize, r.offset)
 	case kindCommit:
 		e.group = r.string()

@@ -31,7 +31,8 @@ func New(cfg Config) (*Manager, error) {
 	}
 	m := &Manager{cfg: cfg.withDefaults()}
 	for i := range m.parts {
-		m.parts[i] = &partition{m: m, index: int32(i), flight: map[place]int{}, announced: map[place]int{}}
+		// gen 0 is that of the zero Guard.
+		m.parts[i] = &partition{m: m, index: int32(i), gen: 1, flight: map[place]int{}, announced: map[place]int{}}
 	}
 	return m, nil
 }

@@ -113,6 +113,9 @@ func (r *replayer) add(b []byte) error {
 func (r *replayer) next(e entry) error {
 	switch {
 	case e.kind == kindSnapshot && r.read == 0:
+		if e.count == 0 {
+			return errors.New("an empty snapshot")
+		}
 		r.left = e.count
 		r.st.applied, r.st.admitted = e.number, e.number
 		return nil
@@ -121,6 +124,12 @@ func (r *replayer) next(e entry) error {
 	case e.number != r.st.applied+1:
 		// A log that lost an entry, doubled one or let a late one in.
 		return fmt.Errorf("number %d follows number %d", e.number, r.st.applied)
+	}
+	if e.kind == kindMarker {
+		// The legacy rule is what every accepted marker satisfies (§6.5).
+		if st, ok := r.st.fence.Producer(e.producer.ID); ok && e.producer.Epoch < st.Producer.Epoch {
+			return fmt.Errorf("a marker of %s follows epoch %d", e.producer, st.Producer.Epoch)
+		}
 	}
 	r.st.admit(e)
 	r.st.apply(e)
@@ -160,6 +169,29 @@ func (r *replayer) restore(e entry) error {
 	default:
 		return fmt.Errorf("a %s entry within a snapshot", kindNames[e.kind])
 	}
+	if r.left == 0 {
+		return r.whole()
+	}
+	return nil
+}
+
+// whole looks at a snapshot when all of it was read.
+func (r *replayer) whole() error {
+	if !r.done {
+		return errors.New("the snapshot ends without its producers")
+	}
+	for pid, places := range r.st.staged {
+		st, ok := r.st.fence.Producer(pid)
+		if !ok || !st.Open {
+			return fmt.Errorf("producer id %d has offsets staged and no open transaction", pid)
+		}
+		for pl := range places {
+			sl := r.st.find(pl)
+			if e := sl.pending[sl.indexOf(pid)].epoch; e > st.Producer.Epoch {
+				return fmt.Errorf("producer id %d staged at epoch %d and is at %d", pid, e, st.Producer.Epoch)
+			}
+		}
+	}
 	return nil
 }
 
@@ -170,4 +202,3 @@ func (r *replayer) finish() (*state, error) {
 	}
 	return r.st, nil
 }
-
