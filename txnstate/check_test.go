@@ -380,7 +380,7 @@ func (h *history) moved(t *rapid.T, id *idHistory, ev Event, d Decision) {
 		id.owed = wireSet(next.Participants)
 	}
 	// I2: nobody is forgotten, and nobody told twice more than needed.
-	if ev, ok := ev.(Applied); ok {
+	if ev, ok := ev.(Applied); ok && ev.TxnSeq == rec.TxnSeq {
 		for _, p := range ev.Participants {
 			delete(id.owed, p.Wire())
 		}
