@@ -1,0 +1,252 @@
+package slotfile
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kafkatxn/kafkatxn/internal/fsx"
+)
+
+// Generations are numbered from here. The first has no file of its own: it is
+// slot-N.json as it was when the first generation was claimed, or nothing.
+const (
+	takenOver uint64 = 1
+	firstFile uint64 = 2
+)
+
+// begunName is made before the first generation is removed. Without it, a slot
+// directory without generations means that there never were any.
+const begunName = "begun"
+
+const begunText = `This slot has removed generations that it no longer needs. Its state is in the
+file with the highest number here; slot-*.json two directories up is a copy of
+it, for reading. Where this file is there and no numbered one is, state was lost.
+`
+
+const (
+	fileSuffix = ".slot"
+	tmpPrefix  = "tmp-"
+	copyPrefix = "copy-"
+)
+
+// slotDir is the version directory of one slot: names and what they mean. It
+// keeps nothing in memory.
+type slotDir struct {
+	fs   fsx.FS
+	path string
+}
+
+func number16(gen uint64) string { return fmt.Sprintf("%016d", gen) }
+
+func (d slotDir) file(gen uint64) string { return filepath.Join(d.path, number16(gen)+fileSuffix) }
+
+// scratch names a file that nobody else will ever name so. The generation in it
+// is the one that its maker holds to be the newest: as soon as there is a newer
+// one the file is of no use to its maker, and anybody may remove it.
+func (d slotDir) scratch(prefix string, gen uint64, nonce string) string {
+	return filepath.Join(d.path, prefix+number16(gen)+"-"+strconv.Itoa(os.Getpid())+"-"+nonce)
+}
+
+// listing is what a directory held. It need not have held all of it at any one
+// moment, but what was there from before until after is in it.
+type listing struct {
+	gens    []uint64 // ascending
+	scratch []scratch
+	begun   bool
+}
+
+type scratch struct {
+	name string
+	gen  uint64
+}
+
+func (l listing) highest() uint64 {
+	if len(l.gens) == 0 {
+		return takenOver
+	}
+	return l.gens[len(l.gens)-1]
+}
+
+// holds reports whether a generation was not yet removed. The one without a file
+// is, in effect, removed by the making of begun.
+func (l listing) holds(gen uint64) bool {
+	if gen == takenOver {
+		return !l.begun
+	}
+	_, ok := slices.BinarySearch(l.gens, gen)
+	return ok
+}
+
+func (d slotDir) list() (listing, error) {
+	var l listing
+	entries, err := d.fs.ReadDir(d.path)
+	if err != nil {
+		return l, err
+	}
+	for _, e := range entries {
+		name := e.Name()
+		if name == begunName {
+			l.begun = true
+		} else if digits, ok := strings.CutSuffix(name, fileSuffix); ok {
+			if gen, ok := parse16(digits); ok {
+				l.gens = append(l.gens, gen)
+			}
+		} else if rest, ok := cutAnyPrefix(name, tmpPrefix, copyPrefix); ok && len(rest) > 16 {
+			if gen, ok := parse16(rest[:16]); ok {
+				l.scratch = append(l.scratch, scratch{name, gen})
+			}
+		}
+	}
+	return l, nil
+}
+
+func cutAnyPrefix(s string, prefixes ...string) (string, bool) {
+	for _, p := range prefixes {
+		if rest, ok := strings.CutPrefix(s, p); ok {
+			return rest, true
+		}
+	}
+	return s, false
+}
+
+func parse16(s string) (uint64, bool) {
+	if len(s) != 16 || strings.Trim(s, "0123456789") != "" {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(s, 10, 64)
+	return n, err == nil && n > takenOver
+}
+
+func (d slotDir) exists(name string) (bool, error) {
+	f, err := d.fs.OpenFile(name, os.O_RDONLY, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return true, f.Close()
+}
+
+// remains is listing.holds at this moment.
+func (d slotDir) remains(gen uint64) (bool, error) {
+	if gen == takenOver {
+		begun, err := d.exists(filepath.Join(d.path, begunName))
+		return !begun, err
+	}
+	return d.exists(d.file(gen))
+}
+
+// maxLooks bounds loops in which each turn means that somebody else got on.
+const maxLooks = 1000
+
+var (
+	errBusy = errors.New("slotfile: the slot changes faster than it can be read")
+	errLost = errors.New("slotfile: the slot's generations are gone")
+)
+
+// newest is the number of the newest generation at some moment during the call.
+//
+// The listing alone can't tell: it is not one moment. Generations are made one
+// after the other and removed in the same order, each removal after the one
+// before it, so: gen+1 was missing and afterwards gen was still there, hence
+// gen+1 had not been removed, hence it had never been made. What is left is a
+// generation that came back, linked by a writer that slept while its number was
+// used and removed (see slot.claim). Such a number is never the highest, but a
+// listing made while others come and go could miss those above it. It is told by
+// the generation before it, which went when it did and does not come back with
+// it. A listing that finds the same twice has missed nothing.
+func (d slotDir) newest() (uint64, error) {
+	var last uint64
+	lost := 0
+	for range maxLooks {
+		l, err := d.list()
+		if err != nil {
+			return 0, err
+		}
+		gen := l.highest()
+		above, err := d.exists(d.file(gen + 1))
+		if err != nil {
+			return 0, err
+		}
+		still, err := d.remains(gen)
+		if err != nil {
+			return 0, err
+		}
+		if !above && still && (gen == takenOver || l.holds(gen-1) || gen == last) {
+			return gen, nil
+		}
+		if gen == takenOver && l.begun && !above {
+			if lost++; lost == 100 {
+				return 0, errLost
+			}
+		}
+		last = gen
+	}
+	return 0, errBusy
+}
+
+// clear removes scratch files of generations below gen, and reports whether none
+// is left of those that l has.
+func (d slotDir) clear(l listing, gen uint64) bool {
+	ok := true
+	for _, s := range l.scratch {
+		if s.gen >= gen {
+			continue
+		}
+		if err := d.fs.Remove(filepath.Join(d.path, s.name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			ok = false
+		}
+	}
+	return ok
+}
+
+// keepOld is how many generations too many are left alone: removing several at
+// once costs a sync for each.
+const keepOld = 3
+
+// collect removes generations that are no longer needed below the newest, gen,
+// and the one before it. l was listed before the directory was last synced, so
+// that what l lacks is gone for good: a loss of power must not bring back a
+// generation whose successor is removed.
+func (d slotDir) collect(l listing, gen uint64) error {
+	end, _ := slices.BinarySearch(l.gens, gen-1)
+	old := l.gens[:end]
+	for i, x := range old {
+		if i > 0 {
+			if len(old)-i <= keepOld {
+				return nil
+			}
+			if err := d.fs.SyncDir(d.path); err != nil {
+				return err
+			}
+		}
+		if x == firstFile && !l.begun {
+			if err := d.markBegun(); err != nil {
+				return err
+			}
+		}
+		if err := d.fs.Remove(d.file(x)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d slotDir) markBegun() error {
+	f, err := d.fs.OpenFile(filepath.Join(d.path, begunName), os.O_WRONLY|os.O_CREATE, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write([]byte(begunText))
+	if err := errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return d.fs.SyncDir(d.path)
+}

@@ -1,0 +1,580 @@
+package slotfile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+
+	"github.com/kafkatxn/kafkatxn/internal/fsx"
+	"github.com/kafkatxn/kafkatxn/txnstate"
+)
+
+type opKind uint8
+
+const (
+	opSwap   opKind = iota
+	opLater         // a Later swap that met a batch changing its id
+	opDelete        //
+	opFlush         // write the overlay
+	opRenew         // write the newest generation again
+	opCopy          // see that slot-N.json is up to date
+)
+
+// op is one change that waits to become part of a generation.
+type op struct {
+	kind     opKind
+	id       string
+	old      txnstate.Version
+	value    []byte // of a swap: as appendRecord makes it
+	internal bool   // also of a store that is closed
+
+	// Of the worker, until done is closed.
+	version txnstate.Version
+	err     error
+	planned bool
+	rests   bool // the answer is true only if the generation is claimed
+	done    chan struct{}
+
+	// Guarded by slot.mu.
+	gone  bool   // nobody waits for it any more
+	claim *claim // while its generation is being claimed
+}
+
+// claim is the moment between deciding to link and knowing the outcome.
+type claim struct {
+	tmp     string
+	settled chan struct{}
+}
+
+func newOp(kind opKind, id string, old txnstate.Version) *op {
+	return &op{kind: kind, id: id, old: old, done: make(chan struct{})}
+}
+
+func (s *slot) submit(ctx context.Context, o *op) (txnstate.Version, error) {
+	if err := s.enqueue(o); err != nil {
+		return 0, unsure(err)
+	}
+	return s.await(ctx, o)
+}
+
+func (s *slot) enqueue(o *op) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed && !o.internal {
+		return errClosed
+	}
+	s.queue = append(s.queue, o)
+	if !s.working {
+		s.working = true
+		s.store.tasks.Go(s.work)
+	}
+	return nil
+}
+
+// await waits for an op's answer. Where the context ends first the op is
+// withdrawn, so that it is not done after a Load has answered without it: it is
+// left out of what has not been claimed, and a claim that is under way is seen
+// through to where its outcome can no longer change.
+func (s *slot) await(ctx context.Context, o *op) (txnstate.Version, error) {
+	select {
+	case <-o.done:
+		return o.version, o.err
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	o.gone = true
+	c := o.claim
+	removed := make(chan struct{})
+	if c != nil {
+		// A file that is gone can't be linked. Where the file system hangs both
+		// may take their time, and then so does this.
+		s.store.tasks.Go(func() {
+			if err := s.dir.fs.Remove(c.tmp); err == nil || errors.Is(err, fs.ErrNotExist) {
+				close(removed)
+			}
+		})
+	}
+	s.mu.Unlock()
+	if c != nil {
+		select {
+		case <-c.settled:
+		case <-removed:
+		}
+	}
+	select {
+	case <-o.done:
+		return o.version, o.err
+	default:
+		return 0, unsure(ctx.Err())
+	}
+}
+
+// swapLater keeps a write in memory, on top of what a fresh look shows.
+func (s *slot) swapLater(ctx context.Context, o *op) (txnstate.Version, error) {
+	if err := s.fresh(ctx); err != nil {
+		if errors.Is(err, txnstate.ErrDamaged) {
+			return 0, err
+		}
+		return 0, unsure(err)
+	}
+	s.mu.Lock()
+	if s.inflight[o.id] {
+		s.mu.Unlock()
+		return s.submit(ctx, o)
+	}
+	defer s.mu.Unlock()
+	if s.closed {
+		return 0, unsure(errClosed)
+	}
+	stored := s.cur.find(o.id)
+	top, base := stored, versionOf(stored)
+	if l, ok := s.overlay[o.id]; ok {
+		top, base = l.e, l.base
+	}
+	if err := o.refusal(top); err != nil {
+		return 0, err
+	}
+	v := s.store.laterVersion()
+	s.overlay[o.id] = later{newEntry(o.id, o.value, v), base}
+	return v, nil
+}
+
+func (s *Store) laterVersion() txnstate.Version { return txnstate.Version(s.later.Add(1)) }
+
+// refusal is why o can't be done to the entry that is there.
+func (o *op) refusal(e *entry) error {
+	switch {
+	case e != nil && e.bad != nil:
+		return fmt.Errorf("%w: %w", txnstate.ErrDamaged, e.bad)
+	case e == nil && o.kind == opDelete:
+		return txnstate.ErrNotFound
+	case versionOf(e) != o.old:
+		return txnstate.ErrConflict
+	}
+	return nil
+}
+
+// work turns what is queued into generations, as many ops in one as there are,
+// until nothing is left.
+func (s *slot) work() {
+	for {
+		s.mu.Lock()
+		batch := s.queue
+		s.queue = nil
+		if len(batch) == 0 {
+			due := s.copyDue
+			s.copyDue = false
+			if !due {
+				s.working = false
+				s.mu.Unlock()
+				return
+			}
+		}
+		s.mu.Unlock()
+		changes, copies := split(batch)
+		if len(changes) > 0 {
+			s.process(changes)
+		}
+		if len(batch) == 0 || s.copyWanted(len(copies) > 0) {
+			s.refreshCopy()
+		}
+		answer(copies)
+	}
+}
+
+func split(batch []*op) (changes, copies []*op) {
+	for _, o := range batch {
+		if o.kind == opCopy {
+			copies = append(copies, o)
+		} else {
+			changes = append(changes, o)
+		}
+	}
+	return changes, copies
+}
+
+// process makes a batch durable, however many other processes come first.
+func (s *slot) process(batch []*op) {
+	var guess uint64
+	if cur := s.current(); cur != nil {
+		guess = cur.gen
+	}
+	for range maxLooks {
+		batch = s.waiting(batch)
+		if len(batch) == 0 {
+			return
+		}
+		newest, done, err := s.attempt(guess, batch)
+		if err != nil {
+			s.fail(batch, err)
+			return
+		}
+		if done {
+			return
+		}
+		guess = newest
+	}
+	s.fail(batch, errBusy)
+}
+
+func (s *slot) waiting(batch []*op) []*op {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var left []*op
+	for _, o := range batch {
+		o.planned, o.rests = false, false
+		if !o.gone {
+			left = append(left, o)
+		}
+	}
+	return left
+}
+
+// attempt makes one try at a generation. It is not done where another process
+// was first, or where somebody left the batch; newest is the newest generation
+// then, 0 where it has to be looked for.
+func (s *slot) attempt(guess uint64, batch []*op) (newest uint64, done bool, err error) {
+	writes := s.writes(batch)
+	var tmp *tmpFile
+	if writes && guess != 0 {
+		if tmp, err = s.createTmp(guess); err != nil {
+			return 0, false, err
+		}
+		defer tmp.discard()
+	}
+	// After the temporary file was made, and not before: what is said at link
+	// rests on that order.
+	base, trusted, err := s.look()
+	if err != nil && !errors.Is(err, errSuspect) {
+		return 0, false, err
+	}
+	if (writes || !trusted) && (tmp == nil || base.gen != guess) {
+		return base.gen, false, nil
+	}
+	next := s.plan(base, trusted, tmp != nil, batch)
+	if next == nil {
+		answer(batch)
+		return 0, true, nil
+	}
+	defer s.land()
+	head, body, err := next.encode(s.n)
+	if err != nil {
+		return 0, false, err
+	}
+	if err := tmp.fill(head, body); err != nil {
+		return 0, false, err
+	}
+	if !s.enter(next, batch, tmp.name) {
+		return base.gen, false, nil
+	}
+	err = s.dir.fs.Link(tmp.name, s.dir.file(next.gen))
+	s.settle(batch)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return 0, false, nil // see link: somebody removed the temporary file
+	case errors.Is(err, fs.ErrExist):
+		// Somebody was first, or this was: a network file system repeats a request
+		// whose answer was lost, and meets its own link.
+		if ours, newest, err := s.ours(next); err != nil || !ours {
+			return newest, false, err
+		}
+	case err != nil:
+		return 0, false, err
+	}
+	l, err := s.dir.list()
+	if err != nil {
+		return 0, false, err
+	}
+	if !l.holds(base.gen) {
+		ours, newest, err := s.ours(next)
+		if err != nil {
+			return 0, false, err
+		}
+		if !ours {
+			// It came back; see link. Nobody can have taken it for the newest.
+			_ = s.dir.fs.Remove(s.dir.file(next.gen)) // harmless where it stays
+			return newest, false, nil
+		}
+	}
+	clean := s.dir.clear(l, next.gen)
+	tmp.gone = clean // it was one of those
+	if err := s.dir.fs.SyncDir(s.dir.path); err != nil {
+		s.mu.Lock()
+		s.suspect = max(s.suspect, next.gen)
+		s.mu.Unlock()
+		return 0, false, fmt.Errorf("sync of generation %d: %w", next.gen, err)
+	}
+	s.mu.Lock()
+	s.synced = max(s.synced, next.gen)
+	s.replace(next)
+	s.inflight = nil
+	s.copyDue = true
+	s.copyLag++
+	s.mu.Unlock()
+	answer(batch)
+	if clean {
+		if err := s.dir.collect(l, next.gen); err != nil {
+			s.store.log.Debug("old generations of a slot stay for now", "slot", s.n, "err", err)
+		}
+	}
+	return 0, true, nil
+}
+
+// writes reports whether a batch may need a generation.
+func (s *slot) writes(batch []*op) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, o := range batch {
+		if o.kind == opSwap || o.kind == opDelete || o.kind == opRenew || o.kind == opFlush && len(s.overlay) > 0 {
+			return true
+		}
+	}
+	return s.suspect > s.synced // look will want a new generation before anything else
+}
+
+// plan decides every op of a batch on top of base and returns the generation to
+// claim, nil where none is needed: the answers are final then. Without a
+// temporary file there can't be one.
+func (s *slot) plan(base *content, trusted, canClaim bool, batch []*op) *content {
+	next := base.next(s.store.nonce())
+	edits := map[string]*entry{}
+	touched := map[string]bool{}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	top := map[string]later{} // the Later writes that stand on top of base
+	for id, l := range s.overlay {
+		if b, ok := s.survives(id, l, base); ok {
+			top[id] = later{l.e, b}
+		}
+	}
+	see := func(id string) *entry {
+		if e, ok := edits[id]; ok {
+			return e
+		}
+		if l, ok := top[id]; ok {
+			return l.e
+		}
+		return base.find(id)
+	}
+	claim := !trusted
+	for _, o := range batch {
+		o.planned, o.version = true, 0
+		switch o.kind {
+		case opFlush:
+			claim = claim || canClaim && len(top) > 0 // else they came after Flush was called
+			o.rests, o.err = true, nil
+			continue
+		case opRenew:
+			claim = true
+			o.rests, o.err = true, nil
+			continue
+		case opSwap, opLater, opDelete, opCopy:
+		}
+		o.err = o.refusal(see(o.id))
+		// An answer that comes from an earlier op of the batch is as good as that.
+		o.rests = o.err == nil || touched[o.id] || !trusted
+		if o.err != nil {
+			continue
+		}
+		touched[o.id] = true
+		switch o.kind {
+		case opDelete:
+			edits[o.id] = nil
+			claim = true
+			continue
+		case opLater:
+			o.version = s.store.laterVersion()
+		default:
+			o.version = next.seq
+			claim = true
+		}
+		edits[o.id] = newEntry(o.id, o.value, o.version)
+	}
+	if !claim {
+		for id := range touched { // by Later swaps alone
+			b, ok := top[id]
+			if !ok {
+				b.base = versionOf(base.find(id))
+			}
+			s.overlay[id] = later{edits[id], b.base}
+		}
+		return nil
+	}
+	next.consumed = map[string]txnstate.Version{}
+	if p := s.pending; p != nil && base.gen >= p.gen {
+		if is, _ := base.descends(p.gen, p.nonce); is {
+			maps.Copy(next.consumed, p.consumed)
+		}
+	}
+	for id, l := range top {
+		next.consumed[id] = l.e.version
+		if _, ok := edits[id]; !ok {
+			edits[id] = l.e
+		}
+	}
+	next.entries = base.with(edits)
+	s.inflight = touched
+	return next
+}
+
+// enter is the last moment at which somebody can leave the batch.
+func (s *slot) enter(next *content, batch []*op, tmp string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, o := range batch {
+		if o.gone && o.rests {
+			return false
+		}
+	}
+	c := &claim{tmp, make(chan struct{})}
+	for _, o := range batch {
+		o.claim = c
+	}
+	s.pending = next
+	return true
+}
+
+func (s *slot) settle(batch []*op) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(batch[0].claim.settled)
+	for _, o := range batch {
+		o.claim = nil
+	}
+}
+
+// land lets Later writes of the batch's ids pass again, whatever became of it.
+func (s *slot) land() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.inflight = nil
+}
+
+// ours looks whether a generation that was linked, or was not, is among those
+// that led to the newest.
+func (s *slot) ours(c *content) (ours bool, newest uint64, err error) {
+	now, _, err := s.look()
+	if err != nil && !errors.Is(err, errSuspect) {
+		return false, 0, err
+	}
+	is, known := now.descends(c.gen, c.nonce)
+	if !known {
+		return false, 0, fmt.Errorf("generation %d is too long ago to tell who made it", c.gen)
+	}
+	return is, now.gen, nil
+}
+
+func answer(batch []*op) {
+	for _, o := range batch {
+		close(o.done)
+	}
+}
+
+// fail answers a batch that led to nothing, or to nobody knows what.
+func (s *slot) fail(batch []*op, err error) {
+	for _, o := range batch {
+		switch {
+		case o.planned && !o.rests: // refused, whatever became of the others
+		case errors.Is(err, txnstate.ErrDamaged):
+			o.version, o.err = 0, err
+		default:
+			o.version, o.err = 0, unsure(err)
+		}
+	}
+	answer(batch)
+}
+
+// tmpFile is a generation before it is claimed. Once it failed to be written or
+// synced it is not used again, and neither is what was meant to be in it.
+type tmpFile struct {
+	s    *slot
+	name string
+	f    fsx.File // nil once it is closed
+	gone bool     // its name was removed
+}
+
+func (s *slot) createTmp(base uint64) (*tmpFile, error) {
+	name := s.dir.scratch(tmpPrefix, base, s.store.nonce())
+	f, err := s.dir.fs.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	return &tmpFile{s: s, name: name, f: f}, nil
+}
+
+func (t *tmpFile) fill(parts ...[]byte) error {
+	for _, p := range parts {
+		if _, err := t.f.Write(p); err != nil {
+			return err
+		}
+	}
+	if err := t.f.Sync(); err != nil {
+		return err
+	}
+	f := t.f
+	t.f = nil
+	return f.Close()
+}
+
+// discard removes the name, which after a claim is the second of two. What it
+// leaves behind is removed with the generation it was made for.
+func (t *tmpFile) discard() {
+	if t.f != nil {
+		_ = t.f.Close() // nothing in it is wanted
+	}
+	if !t.gone {
+		_ = t.s.dir.fs.Remove(t.name) // as above
+	}
+}
+
+// maxCopyLag is how many generations a busy slot may be ahead of slot-N.json.
+const maxCopyLag = 64
+
+func (s *slot) copyWanted(asked bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.copyDue && (asked || s.copyLag >= maxCopyLag)
+}
+
+// refreshCopy writes slot-N.json. Nothing rests on it, so nothing is synced. A
+// process that is stopped before the rename and wakes up later finds its file
+// removed, with the generation it was made for; one that is stopped before that
+// removal looks again, and copies again.
+func (s *slot) refreshCopy() {
+	s.mu.Lock()
+	s.copyDue, s.copyLag = false, 0
+	s.mu.Unlock()
+	for range 3 { // whoever is ahead of it then copies as well
+		c := s.current()
+		err := s.writeCopy(c)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			s.store.log.Warn("the readable copy of a slot is out of date", "slot", s.n, "err", err)
+			return
+		}
+		now, _, lerr := s.look()
+		if lerr != nil || err == nil && now.gen == c.gen {
+			return
+		}
+	}
+}
+
+func (s *slot) writeCopy(c *content) error {
+	name := s.dir.scratch(copyPrefix, c.gen, s.store.nonce())
+	f, err := s.dir.fs.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(c.body())
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = s.dir.fs.Rename(name, s.copy)
+	}
+	if err != nil {
+		_ = s.dir.fs.Remove(name) // the first error tells more, and the next generation tidies
+	}
+	return err
+}
