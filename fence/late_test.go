@@ -76,6 +76,24 @@ func TestSeveralBatchesOnTheirWay(t *testing.T) {
 	}
 }
 
+// Five batches are known again, however many are on their way.
+func TestOnlyFiveOfTheReservedAreKnownAgain(t *testing.T) {
+	l := newLate(t)
+	var rs []fence.Reservation
+	for seq := range int32(7) {
+		rs = append(rs, l.reserve(batch(7, 0, seq, 1)))
+	}
+	l.refused("the sixth last", batch(7, 0, 1, 1), outOfOrder)
+	l.refused("the fifth last", batch(7, 0, 2, 1), notYet)
+	for i, r := range rs[:3] {
+		r.Settle(int64(i))
+	}
+	l.refused("the sixth last, settled", batch(7, 0, 1, 1), outOfOrder)
+	if r, err := l.p.Reserve(batch(7, 0, 2, 1), fence.Guard{}, 0); err != nil || r.Offset != 2 || !r.Duplicate {
+		t.Errorf("the fifth last, settled: %+v, %v", r, err)
+	}
+}
+
 func TestTheLastOnesCanBeCancelled(t *testing.T) {
 	l := newLate(t)
 	l.reserve(batch(7, 0, 0, 1)).Settle(0)
@@ -323,4 +341,107 @@ func TestReservationsTakeNoMemoryOfTheirOwn(t *testing.T) {
 	if n := testing.AllocsPerRun(1000, txn); n > 0 {
 		t.Errorf("%v allocations for a transaction", n)
 	}
+}
+
+// Batches of an older epoch are no duplicates, those on their way included.
+func TestSequencesOfAnOlderEpochOnTheirWay(t *testing.T) {
+	l := newLate(t)
+	l.reserve(batch(7, 0, 0, 1))
+	l.reserve(batch(7, 0, 1, 1))
+	l.p.ReserveMark(mark(7, 1, true))
+	l.reserve(batch(7, 1, 0, 1))
+	l.reserve(batch(7, 1, 1, 1))
+	l.refused("of this epoch", batch(7, 1, 0, 1), notYet)
+	l.refused("of the one before", batch(7, 0, 0, 1), staleEpoch)
+}
+
+func TestWhatIsSettledStays(t *testing.T) {
+	l := newLate(t)
+	a, b := l.reserve(batch(7, 0, 0, 1)), l.reserve(batch(7, 0, 1, 1))
+	b.Settle(5)
+	b.Settle(9)
+	b.Cancel()
+	a.Settle(1)
+	for seq, at := range map[int32]int64{0: 1, 1: 5} {
+		if r, err := l.p.Reserve(batch(7, 0, seq, 1), fence.Guard{}, 0); err != nil || r.Offset != at {
+			t.Errorf("sequence %d: %+v, %v", seq, r, err)
+		}
+	}
+}
+
+// A search for aborted transactions must not stop before one that was settled
+// later, or earlier, than its place in the log: a reader would be shown aborted
+// data (I8).
+func TestNoAbortedTransactionIsMissedWhateverWasSettledFirst(t *testing.T) {
+	for name, history := range map[string]func(l late){
+		"a batch that began below": func(l late) {
+			a := l.reserve(batch(1, 0, 0, 1))
+			l.reserve(batch(2, 0, 0, 1)).Settle(1)
+			l.p.Mark(mark(2, 0, false), 2)
+			a.Settle(0)
+			l.p.Mark(mark(1, 0, false), 3)
+		},
+		"a batch reserved behind the marker": func(l late) {
+			l.reserve(batch(2, 0, 0, 1)).Settle(0)
+			m := l.p.ReserveMark(mark(2, 0, false))
+			a := l.reserve(batch(1, 0, 0, 1))
+			m.Settle(2)
+			a.Settle(1)
+			l.p.Mark(mark(1, 0, false), 3)
+		},
+		"the later marker first": func(l late) {
+			l.reserve(batch(1, 0, 0, 1)).Settle(0)
+			l.reserve(batch(2, 0, 0, 1)).Settle(1)
+			m := l.p.ReserveMark(mark(2, 0, false))
+			l.p.Mark(mark(1, 0, false), 3)
+			m.Settle(2)
+		},
+	} {
+		l := newLate(t)
+		history(l)
+		for bound := int64(2); bound <= 4; bound++ {
+			if got := l.p.Aborted(0, bound); len(got) != 2 || got[0].Last != 2 || got[1].Last != 3 {
+				t.Errorf("%s: up to %d: %+v", name, bound, got)
+			}
+		}
+		l.stable(name, 3, l.p.Aborted(0, 4)[1].First)
+		l.stable(name, 4, 4)
+	}
+}
+
+// A transaction that spans another and was settled before it.
+func TestEndedTransactionsSettledOutOfOrder(t *testing.T) {
+	l := newLate(t)
+	l.reserve(batch(1, 0, 0, 1)).Settle(0)
+	l.reserve(batch(2, 0, 0, 1)).Settle(10)
+	inner := l.p.ReserveMark(mark(2, 0, true))
+	l.p.Mark(mark(1, 0, true), 50)
+	inner.Settle(40)
+	l.stable("before both markers", 35, 0)
+	l.stable("between them", 45, 0)
+	l.stable("behind both", 51, 51)
+}
+
+// What is missing can't be below where the log was when it was let in.
+func TestWhatIsMissingHasALowerBound(t *testing.T) {
+	l := newLate(t)
+	l.reserve(batch(8, 0, 0, 10)).Settle(0)
+	l.p.Mark(mark(8, 0, true), 10)
+	l.reserve(batch(7, 0, 0, 1))
+	l.reserve(batch(7, 0, 1, 1)).Settle(30)
+	l.stable("the first is at 11 or above", 31, 11)
+}
+
+func TestReplayUnderReservations(t *testing.T) {
+	l := newLate(t)
+	l.reserve(batch(7, 0, 0, 1)).Settle(0)
+	r := l.reserve(batch(7, 0, 1, 1))
+	m := mark(7, 0, true)
+	m.CoordinatorEpoch = 9
+	l.p.Replay(fence.Batch{Producer: m.Producer, Records: 1, Control: true}, 1, &m)
+	if st, _ := l.p.Producer(7); st.CoordinatorEpoch != 9 || !st.Open || st.LastSequence != 1 {
+		t.Errorf("%+v", st)
+	}
+	r.Settle(2)
+	l.stable("the batch", 3, 2)
 }

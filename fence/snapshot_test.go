@@ -116,6 +116,26 @@ func TestReplayOnTopOfASnapshot(t *testing.T) {
 	}
 }
 
+// A producer that was forgotten comes back with the replay; what it aborted is
+// listed once all the same.
+func TestReplayOfAForgottenProducer(t *testing.T) {
+	h := newHost(t)
+	h.produce(batch(1, 0, 0, 1), fence.ModeDefault)
+	h.abort(1, 0)
+	h.now++
+	h.produce(plain(2, 0, 0, 1), fence.ModeDefault)
+	p, err := fence.RestorePartition(fence.Config{MaxProducers: 1}, h.p.AppendSnapshot(nil))
+	if err != nil || len(p.Producers()) != 1 {
+		t.Fatal(p.Producers(), err)
+	}
+	for _, e := range h.log {
+		p.Replay(e.b, e.base, e.mark)
+	}
+	if got := p.Aborted(0, h.end); len(got) != 1 {
+		t.Errorf("aborted %+v", got)
+	}
+}
+
 // F14: a log in which coordinator epochs, or those of producers, go back opens,
 // and the higher ones stay in force.
 func TestALogInWhichEpochsGoBack(t *testing.T) {
@@ -137,6 +157,17 @@ func TestALogInWhichEpochsGoBack(t *testing.T) {
 	}
 	if _, err := fence.RestorePartition(fence.Config{}, p.AppendSnapshot(nil)); err != nil {
 		t.Error(err)
+	}
+}
+
+// A leader refuses a batch outside of the open transaction; one in the log ends
+// nothing.
+func TestALogWithABatchOutsideOfTheOpenTransaction(t *testing.T) {
+	p := fence.NewPartition(fence.Config{})
+	p.Replay(batch(7, 0, 0, 1), 0, nil)
+	p.Replay(plain(7, 0, 1, 1), 1, nil)
+	if st, _ := p.Producer(7); !st.Open || st.OpenSince != 0 || p.LastStable(2) != 0 {
+		t.Errorf("%+v", st)
 	}
 }
 

@@ -170,8 +170,8 @@ func TestWhatEndedAboveTheHighWatermarkIsBounded(t *testing.T) {
 	h.wantStable("all passed", 2*n, 2*n)
 	h.wantStable("all but the last", 2*n-1, 2*n-2)
 	for hw := int64(0); hw < 2*n; hw += 97 {
-		if got := h.p.LastStable(hw); got > hw {
-			t.Fatalf("last stable %d under %d", got, hw)
+		if got := h.p.LastStable(hw); got > hw-hw%2 {
+			t.Fatalf("last stable %d under %d", got, hw) // an odd one has a batch without its marker
 		}
 	}
 	// A snapshot holds them too: some bytes each would show.
