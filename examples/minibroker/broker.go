@@ -286,9 +286,9 @@ func (b *Broker) openTransactions(disk *dir) error {
 		return err
 	}
 	b.reaper = reaper.New(reaper.Config{Every: cfg.AbortInterval, Now: b.now, Logger: cfg.Logger})
-	var fencer txnstate.Fencer
-	if cfg.FenceLeaders {
-		fencer = b.topics
+	var fencer txnstate.Fencer = b.topics
+	if cfg.KafkaFencing {
+		fencer = nil
 	}
 	b.coordinator, err = txnstate.New(txnstate.Config{
 		Store: store, ProducerIDs: ids, Dispatcher: b.dispatcher, Deadlines: b.reaper, Fencer: fencer,

@@ -88,10 +88,11 @@ type Config struct {
 	// epoch of its producer, as Kafka does; see markers.Config. That takes a
 	// WriteTxnMarkers of a client's own.
 	StopOnFencedEpoch bool
-	// FenceLeaders tells partition leaders of a new producer epoch at once.
-	// Without it they learn of it from markers and from verification, as Kafka's
-	// do, and answer as Kafka's.
-	FenceLeaders bool
+	// KafkaFencing lets partition leaders learn of a new producer epoch from
+	// markers and from verification only, as Kafka's do: a fenced producer can go
+	// on in its open transaction until the marker arrives. Without it they are
+	// told at once (I9).
+	KafkaFencing bool
 
 	// Topics are made at the start where they are not there: name and number of
 	// partitions.

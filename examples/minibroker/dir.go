@@ -13,6 +13,7 @@ import (
 	"github.com/kafkatxn/kafkatxn/pidalloc"
 	"github.com/kafkatxn/kafkatxn/txnstate"
 	"github.com/kafkatxn/kafkatxn/txnstate/memstore"
+	"github.com/kafkatxn/kafkatxn/txnstate/slotfile"
 )
 
 // dir is the directory of a broker, locked. A nil dir is that of a broker in
@@ -129,30 +130,23 @@ type unsyncedFile struct{ fsx.File }
 func (unsyncedFile) Sync() error { return nil }
 
 // transactions are the stores of transactional ids and producer ids.
-func (d *dir) transactions(cfg Config) (txnstate.Store, txnstate.ProducerIDs, error) {
-	if d == nil {
-		store, err := openStore(cfg, "")
-		return store, pidalloc.Memory(0), err
+func (d *dir) transactions(cfg Config) (store txnstate.Store, ids txnstate.ProducerIDs, err error) {
+	switch {
+	case cfg.OpenStore != nil:
+		store, err = cfg.OpenStore()
+	case cfg.Store == Memory:
+		store = memstore.New()
+	default:
+		store, err = slotfile.Open(slotfile.Config{Dir: cfg.Dir, FS: cfg.FS, Logger: cfg.Logger})
 	}
-	store, err := openStore(cfg, filepath.Join(cfg.Dir, "txn_state"))
 	if err != nil {
 		return nil, nil, err
 	}
-	if c, ok := store.(io.Closer); ok && cfg.OpenStore == nil {
-		d.closers = append(d.closers, c)
+	if d == nil {
+		return store, pidalloc.Memory(0), nil
 	}
-	ids, err := pidalloc.New(pidalloc.Config{Dir: cfg.Dir, Broker: cfg.NodeID, FS: cfg.FS})
+	ids, err = pidalloc.New(pidalloc.Config{Dir: cfg.Dir, Broker: cfg.NodeID, FS: cfg.FS})
 	return store, ids, err
-}
-
-func openStore(cfg Config, name string) (txnstate.Store, error) {
-	switch {
-	case cfg.OpenStore != nil:
-		return cfg.OpenStore()
-	case cfg.Store == Memory:
-		return memstore.New(), nil
-	}
-	return nil, fmt.Errorf("minibroker: no store %q yet for %s", cfg.Store, name)
 }
 
 func (d *dir) close() {

@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kafkatxn/kafkatxn/txnstate"
-	"github.com/kafkatxn/kafkatxn/txnstate/memstore"
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -86,12 +84,6 @@ func (c *clock) Now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.t
-}
-
-// shared is a store of transactional ids that outlives a broker.
-func shared() func() (txnstate.Store, error) {
-	s := memstore.New()
-	return func() (txnstate.Store, error) { return s, nil }
 }
 
 // values are the values of records, in order.

@@ -129,7 +129,7 @@ func TestBadFramesEndTheConnection(t *testing.T) {
 // Kafka's, or the connection is closed. Nothing is written outside the directory.
 func TestAwkwardNamesGetAnAnswer(t *testing.T) {
 	dir := t.TempDir()
-	b := start(t, listening(Config{Dir: dir + "/data", OpenStore: shared(), Topics: map[string]int32{"works": 1}}))
+	b := start(t, listening(Config{Dir: dir + "/data", Topics: map[string]int32{"works": 1}}))
 	names := []string{"", ".", "..", "../../escaped", "/etc/passwd", "a/b\\c", "a\x00b", "\xff\xfe", strings.Repeat("n", 32<<10-1), strings.Repeat("/", 300), "%2e%2e", "nul", "ünï", "a\nb", "works"}
 	for _, name := range names {
 		for _, req := range namedRequests(name) {

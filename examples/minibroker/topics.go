@@ -417,15 +417,11 @@ func (ts *topics) log(t *topic, partition int32) (*partitionLog, error) {
 	return t.logs[partition], nil
 }
 
-// Fence is txnstate.Fencer's: every log that knows the producer refuses its older
+// Fence is txnstate.Fencer's: the logs that know the producer refuse its older
 // epochs from now on.
 func (ts *topics) Fence(_ context.Context, p txnstate.Producer) error {
 	ts.eachLog(func(l *partitionLog) {
-		l.With(func(fp *fence.Partition) {
-			if _, ok := fp.Producer(p.ID); ok {
-				fp.Fence(p)
-			}
-		})
+		l.With(func(fp *fence.Partition) { fp.Fence(p) })
 	})
 	return nil
 }
