@@ -81,7 +81,6 @@ func viewOf(items []*item, keep func(*item) bool) view {
 }
 
 func all(*item) bool       { return true }
-func inLog(it *item) bool  { return it.base >= 0 }
 func (it *item) txn() bool { return it.offsets || it.mark == nil && it.b.Transactional }
 
 type model struct {
