@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kafkatxn/kafkatxn/internal/fsx"
 	"github.com/kafkatxn/kafkatxn/txnstate"
@@ -55,7 +56,7 @@ func (r *restarts) again() {
 func TestARestartFindsEverything(t *testing.T) {
 	for _, fsync := range []Fsync{Always, Never} {
 		t.Run(string(fsync), func(t *testing.T) {
-			r := onDisk(t, Config{Fsync: fsync, Topics: map[string]int32{"t": 2}})
+			r := onDisk(t, Config{Fsync: fsync, EndWait: txnstate.AnswerAtDecision, Topics: map[string]int32{"t": 2}})
 			raw := func(req kmsg.Request, version int16) kmsg.Response {
 				req.SetVersion(version)
 				resp, err := r.b.Handle(ctxFor(t), req, anonymous)
@@ -122,8 +123,12 @@ func TestARestartFindsEverything(t *testing.T) {
 			require.EqualValues(t, -1, committed(false).Offset)
 			refused(t, kerr.TopicAuthorizationFailed, raw(fetchRequest("secret", 0, 0), 11).(*kmsg.FetchResponse).Topics[0].Partitions[0].ErrorCode)
 
+			carriedOut := func() {
+				require.Eventually(t, func() bool { return state(t, r.b, "tx") == txnstate.CompleteCommit }, limit, time.Millisecond)
+			}
 			data(1) // 4: in sequence with what was before the restart
 			end()   // 5
+			carriedOut()
 			require.EqualValues(t, 6, readable(readCommitted))
 			require.EqualValues(t, 7, committed(true).Offset)
 
@@ -132,10 +137,9 @@ func TestARestartFindsEverything(t *testing.T) {
 			stage(8)
 			end()
 			require.EqualValues(t, 6, readable(readCommitted), "decided, and not carried out")
-			release2 := release // the gate is of the broker that ends
 			r.again()
-			release2()
-			require.Eventually(t, func() bool { return state(t, r.b, "tx") == txnstate.CompleteCommit }, limit, 1e6)
+			release() // of the broker that has ended
+			carriedOut()
 			require.EqualValues(t, 8, readable(readCommitted))
 			require.EqualValues(t, 8, committed(true).Offset)
 			r.again()

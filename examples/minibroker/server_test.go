@@ -9,6 +9,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -367,18 +368,12 @@ func (l *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipe"} }
 func TestALengthAloneTakesNoMemory(t *testing.T) {
 	head := binary.BigEndian.AppendUint32(nil, 100<<20)
 	sent := append(head, make([]byte, 1000)...)
-	got := testing.AllocsPerRun(1, func() {
-		_, err := readFrame(bufio.NewReader(bytes.NewReader(sent)), 100<<20)
-		require.ErrorIs(t, err, io.ErrUnexpectedEOF)
-	})
-	_ = got
-	var m testing.BenchmarkResult = testing.Benchmark(func(b *testing.B) {
-		b.ReportAllocs()
-		for range b.N {
-			_, _ = readFrame(bufio.NewReader(bytes.NewReader(sent)), 100<<20)
-		}
-	})
-	require.Less(t, m.AllocedBytesPerOp(), int64(1<<20))
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	_, err := readFrame(bufio.NewReader(bytes.NewReader(sent)), 100<<20)
+	runtime.ReadMemStats(&after)
+	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(10<<20)) // others allocate too
 }
 
 func FuzzFrame(f *testing.F) {
