@@ -46,7 +46,8 @@
 //
 // Open cuts what a crash left of a write that did not end: bytes at the very end
 // of the last file, after which nothing whole follows. A last write that was whole
-// once and was damaged since looks the same and is cut as well, with a warning.
+// once and was damaged since looks the same, unless the Store was closed, and is
+// cut as well, with a warning.
 // Anything else that does not check is refused with the file, the byte and the
 // reason, and nothing is changed: cutting there would take back what was
 // acknowledged. Then

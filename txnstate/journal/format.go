@@ -62,9 +62,9 @@ import (
 // one, and not bytes that a client has chosen for an id.
 //
 // A file has its name only with a whole and durable header. An end frame is the
-// last thing in a file: every segment but the last has one, and every snapshot.
-// In a segment it says more than where the end is: it is written only where all
-// before it was synced.
+// last thing in a file: every segment but the last has one, and every snapshot,
+// durably before a later file has a name; so has the last segment after an
+// orderly end.
 const (
 	formatVersion = 1
 	segmentMagic  = "KXTXNLOG"

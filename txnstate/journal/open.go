@@ -88,7 +88,7 @@ func (s *Store) recover() error {
 				Reason: fmt.Sprintf("it begins with sequence number %d, and number %d came before", tail.h.First, last),
 			})
 		}
-		last = max(last, tail.h.First, tail.seq-1)
+		last = max(last, tail.seq-1)
 	}
 	switch {
 	case tail == nil && len(l.snapshots) > 0:
@@ -120,21 +120,21 @@ func countFrom(ns []uint64, from uint64) int {
 
 // follow begins the segment after the last one.
 func (s *Store) follow(t *tail, last uint64) error {
-	first, err := nextOpening(last)
+	// The segment may have had entries from its first number on that a crash took.
+	first, err := nextOpening(max(last, t.h.First))
 	if err != nil {
 		return err
 	}
 	s.next = first
 	number := t.h.Number
 	if t.frames > 0 {
-		if !t.sealed {
-			// The last process was killed, or its disk failed. Bytes that can be
-			// read now need not be on the disk, and a sync would not put them there
-			// when one failed before. So they are written anew.
-			content := appendEnd(t.content[:t.end:t.end], t.h.salt, t.count+1, t.seq)
-			if err := s.fs.Replace(s.path(segmentName(number)), content, 0o644); err != nil {
-				return err
-			}
+		// Bytes that can be read now need not be on the disk: the last process may
+		// have been killed before their sync, or the sync has failed, and then none
+		// that comes after would put them there. So they are written anew, the end
+		// frame too.
+		content := appendEnd(t.content[:t.end:t.end], t.h.salt, t.count+1, t.seq)
+		if err := s.fs.Replace(s.path(segmentName(number)), content, 0o644); err != nil {
+			return err
 		}
 		number++
 	}

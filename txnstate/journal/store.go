@@ -31,6 +31,7 @@ type Config struct {
 	// failed; nil is silent.
 	Logger *slog.Logger
 	// Now is the clock that spaces out attempts at repair; nil means time.Now.
+	// Calls of it may overlap.
 	Now func() time.Time
 }
 
