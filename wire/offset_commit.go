@@ -55,6 +55,7 @@ func (h *Handler) commit(ctx context.Context, req *kmsg.OffsetCommitRequest, os 
 	if req.Version >= 7 {
 		member.InstanceID = req.InstanceID
 	}
+	defer h.cfg.Offsets.Announce(req.Group, os)() // before the look at the member, see there
 	view := h.cfg.Groups.View(req.Group)
 	if code := offsets.CheckCommit(view, member, req.Version); code != txnstate.CodeNone {
 		return nil, refusedMember(code, req.Group, member)

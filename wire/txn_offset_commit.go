@@ -128,6 +128,7 @@ func (h *Handler) stage(ctx context.Context, req *kmsg.TxnOffsetCommitRequest, o
 	if req.Version >= 3 {
 		member = offsets.Caller{MemberID: req.MemberID, InstanceID: req.InstanceID, Generation: req.Generation}
 	}
+	defer h.cfg.Offsets.Announce(req.Group, os)() // before the look at the member, see there
 	view := h.cfg.Groups.View(req.Group)
 	if code := offsets.CheckTxnCommit(view, member, req.Version); code != txnstate.CodeNone {
 		return nil, refusedMember(code, req.Group, member)
