@@ -273,10 +273,28 @@ func (c *Coordinator) apply(run context.Context, id string, ev Event, epoch int3
 			lost = CodeCoordinatorNotAvailable.Errorf(id, "the record was changed by another process, or the store did not take %s", ev.Name())
 			continue
 		}
+		if p, now := c.slots[Slot(id)].state(); p == away || now != epoch {
+			return c.outlived(r, p, now)
+		}
 		c.written(&r, epoch)
 		return r, nil
 	}
 	return result{}, lost
+}
+
+// outlived is for a change that was stored after its ownership had ended: the
+// next owner may have looked at the record before. It may not be told as done,
+// and it is the next owner, met by the caller's retry or by the transaction's
+// timeout, who carries out what was decided; no marker leaves here (F14). Where
+// this process is the next owner itself, it does both now.
+func (c *Coordinator) outlived(r result, p phase, epoch int32) (result, error) {
+	if p != away {
+		c.setDeadline(r.Next)
+		if r.Effects.Markers {
+			r.comp, _ = c.under.begin(r.Next, epoch)
+		}
+	}
+	return r, CodeNotCoordinator.Errorf(r.from.TxnID, "the slot was lost while the change was stored")
 }
 
 // load is the record as stored, checked, or Unknown.

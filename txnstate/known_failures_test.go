@@ -1,0 +1,108 @@
+package txnstate_test
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/kafkatxn/kafkatxn/txnstate"
+)
+
+// Failures of other systems, as the coordinator meets them: the table at the end
+// of DESIGN.md says which test stands for which.
+
+// seat is a coordinator of a store whose slots come and go as the test says.
+type seat struct {
+	*txnstate.Coordinator
+	*held
+	*deadlines
+	tell func(f func(yes, no func(slot int, epoch int32)))
+}
+
+func newSeat(t *testing.T, s txnstate.Store) *seat {
+	n := notices{acquired: make(chan func(yes, no func(int, int32)))}
+	h, d := &held{}, &deadlines{}
+	c := start(t, txnstate.Config{Store: s, Dispatcher: h, Deadlines: d, Ownership: n, EndWait: txnstate.AnswerAtDecision})
+	return &seat{c, h, d, func(f func(yes, no func(int, int32))) {
+		n.acquired <- f
+		synctest.Wait()
+	}}
+}
+
+func (s *seat) own(id string, epoch int32) {
+	s.tell(func(yes, _ func(int, int32)) { yes(txnstate.Slot(id), epoch) })
+}
+
+func (s *seat) lose(id string, epoch int32) {
+	s.tell(func(_, no func(int, int32)) { no(txnstate.Slot(id), epoch) })
+}
+
+// F02, F14: a decision is stored just after its coordinator was deposed, and after
+// the next one has loaded the slot. The deposed one neither says that it is done
+// nor sends a marker; the next one finds the decision by the caller's retry.
+func TestF02_F14_ADecisionThatOutlivesItsOwnershipIsTheNextOwners(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScriptStore()
+		a, b := newSeat(t, s), newSeat(t, s)
+		a.own("t", 5)
+		p := initID(t, a.Coordinator, "t")
+		require.NoError(t, add(a.Coordinator, "t", p, txnstate.TV2, tp0))
+		s.onSwap = func(rec txnstate.Record, _ txnstate.Durability) (before, after error) {
+			if rec.State == txnstate.PrepareCommit {
+				s.onSwap = nil
+				a.lose("t", 5)
+				b.own("t", 6)
+			}
+			return nil, nil
+		}
+		end := txnstate.End{Producer: p, Commit: true, Client: txnstate.TV2}
+		_, err := a.End(bg, "t", end)
+		require.ErrorIs(t, err, txnstate.ErrNotCoordinator)
+		require.Equal(t, txnstate.PrepareCommit, s.get("t").State)
+		synctest.Wait()
+		require.Empty(t, a.outcomes(), "a deposed coordinator sends nothing")
+		require.Empty(t, b.outcomes(), "it has not seen the decision")
+
+		_, err = b.End(bg, "t", end)
+		require.ErrorIs(t, err, txnstate.ErrConcurrentTransactions)
+		require.Len(t, b.outcomes(), 1)
+		require.Equal(t, int32(6), b.outcomes()[0].CoordinatorEpoch)
+		b.outcomes()[0].applied([]txnstate.Participant{tp0})
+		synctest.Wait()
+		next, err := b.End(bg, "t", end)
+		require.NoError(t, err)
+		require.Equal(t, txnstate.Producer{ID: p.ID, Epoch: 1}, next)
+	})
+}
+
+// F02: the same where the process that was deposed is the next owner itself, and
+// has loaded the slot too early to see the change.
+func TestF02_AChangeThatOutlivesItsOwnershipIsTakenUpByTheSameProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScriptStore()
+		a := newSeat(t, s)
+		a.own("t", 5)
+		p := initID(t, a.Coordinator, "t")
+		during := func(state txnstate.State, epoch int32) {
+			s.onSwap = func(rec txnstate.Record, _ txnstate.Durability) (before, after error) {
+				if rec.State == state {
+					s.onSwap = nil
+					a.own("t", epoch)
+				}
+				return nil, nil
+			}
+		}
+		during(txnstate.Ongoing, 6)
+		require.ErrorIs(t, add(a.Coordinator, "t", p, txnstate.TV2, tp0), txnstate.ErrNotCoordinator)
+		require.Equal(t, fmt.Sprintf("%d open=true", t0.UnixMilli()+60_000), a.of("t"), "F25: the transaction is open and will time out")
+		require.NoError(t, add(a.Coordinator, "t", p, txnstate.TV2, tp0), "the retry finds it done")
+
+		during(txnstate.PrepareAbort, 7)
+		_, err := a.End(bg, "t", txnstate.End{Producer: p, Client: txnstate.TV2})
+		require.ErrorIs(t, err, txnstate.ErrNotCoordinator)
+		require.Len(t, a.outcomes(), 1)
+		require.Equal(t, int32(7), a.outcomes()[0].CoordinatorEpoch, "under the epoch that is in force")
+	})
+}
