@@ -64,7 +64,8 @@ type Ownership interface {
 // no limit.
 type Limits struct {
 	// TransactionalIDs known at once in the slots owned; zero is 1,000,000. One
-	// more is refused with POLICY_VIOLATION: an id in use is never evicted.
+	// more is refused with COORDINATOR_NOT_AVAILABLE, which clients retry: idle
+	// ids expire, and none is evicted before its time.
 	TransactionalIDs int
 	// Participants of one transaction; zero is 10,000. One more is refused with
 	// POLICY_VIOLATION.

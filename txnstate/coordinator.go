@@ -193,10 +193,7 @@ func (c *Coordinator) work(run, ctx context.Context, id string, ev Event, at tim
 		unlock()
 		if errors.Is(err, ErrNeedProducerID) {
 			// Outside the id's turn: the host's allocator may take its time.
-			n, err := c.cfg.ProducerIDs.Next(run)
-			if err == nil && n < 0 {
-				err = fmt.Errorf("producer id %d", n)
-			}
+			n, err := c.nextID(run)
 			if err != nil {
 				return result{}, CodeCoordinatorLoading.Errorf(id, "no producer id to be had: %w", err)
 			}
@@ -206,6 +203,15 @@ func (c *Coordinator) work(run, ctx context.Context, id string, ev Event, at tim
 		c.perform(run, id, ev, r, err)
 		return r, err
 	}
+}
+
+// nextID is a fresh producer id. -1 would be taken for none (I6).
+func (c *Coordinator) nextID(ctx context.Context) (int64, error) {
+	n, err := c.cfg.ProducerIDs.Next(ctx)
+	if err == nil && n < 0 {
+		err = fmt.Errorf("producer id %d", n)
+	}
+	return n, err
 }
 
 // withNewID gives an event the fresh producer id that it turned out to need.
@@ -260,7 +266,8 @@ func (c *Coordinator) apply(run context.Context, id string, ev Event, epoch int3
 			return r, nil
 		}
 		if !rec.Known() && c.cfg.Limits.TransactionalIDs >= 0 && c.ids.Load() >= int64(c.cfg.Limits.TransactionalIDs) {
-			return r, CodePolicyViolation.Errorf(id, "%d transactional ids are known, and no more are allowed", c.cfg.Limits.TransactionalIDs)
+			// Retriable: idle ids expire, and a client must not give up for good.
+			return r, CodeCoordinatorNotAvailable.Errorf(id, "%d transactional ids are known, and no more are allowed", c.cfg.Limits.TransactionalIDs)
 		}
 		if now, err := c.owned(id); err != nil || now != epoch {
 			return r, CodeNotCoordinator.Errorf(id, "the slot was lost, nothing is written")

@@ -300,6 +300,8 @@ func TestWithoutAProducerIdThereIsAnErrorAndNothingChanges_F27(t *testing.T) {
 	ids.err, ids.n = nil, -10
 	_, err = c.Init(bg, "a", txnstate.Init{Expected: txnstate.NoProducer, TimeoutMs: 1})
 	require.ErrorIs(t, err, txnstate.ErrCoordinatorLoading, "a negative producer id is not one")
+	_, err = c.InitIdempotent(bg, txnstate.NoProducer)
+	require.ErrorIs(t, err, txnstate.ErrCoordinatorLoading, "I6: nor for a producer without a transactional id")
 }
 
 func TestBeforeAndAfterRunTheCoordinatorIsNotAvailable(t *testing.T) {
@@ -496,7 +498,7 @@ func TestLimitsRefuseAndChangeNothing_I13_F36(t *testing.T) {
 	p := initID(t, c, "a")
 	initID(t, c, "b")
 	_, err := c.Init(bg, "c", txnstate.Init{Expected: txnstate.NoProducer, TimeoutMs: 1})
-	require.ErrorIs(t, err, txnstate.ErrPolicyViolation)
+	require.ErrorIs(t, err, txnstate.ErrCoordinatorNotAvailable, "retriable: there may be room later")
 	p = initID(t, c, "a") // a known id is served at the limit
 	require.NoError(t, add(c, "a", p, txnstate.TV0, tp0, tp1))
 	require.NoError(t, add(c, "a", p, txnstate.TV0, tp1))

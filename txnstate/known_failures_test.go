@@ -1,6 +1,7 @@
 package txnstate_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -104,5 +105,47 @@ func TestF02_AChangeThatOutlivesItsOwnershipIsTakenUpByTheSameProcess(t *testing
 		require.ErrorIs(t, err, txnstate.ErrNotCoordinator)
 		require.Len(t, a.outcomes(), 1)
 		require.Equal(t, int32(7), a.outcomes()[0].CoordinatorEpoch, "under the epoch that is in force")
+	})
+}
+
+// afterLoad runs something of the test's after a record was read and before its
+// reader gets it.
+type afterLoad struct {
+	*scriptStore
+	then func()
+}
+
+func (s *afterLoad) Load(ctx context.Context, id string) (txnstate.Record, error) {
+	rec, err := s.scriptStore.Load(ctx, id)
+	if f := s.then; f != nil {
+		s.then = nil
+		f()
+	}
+	return rec, err
+}
+
+// F06: under protocol 1 the next transaction has the same producer. What is shown
+// of one that was completing does not name who has to be told of the next.
+func TestF06_DescribeDoesNotMixTwoTransactionsOfOneProducer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &afterLoad{scriptStore: newScriptStore()}
+		h := &held{}
+		c := start(t, txnstate.Config{Store: s, Dispatcher: h, EndWait: txnstate.AnswerAtDecision})
+		p := initID(t, c, "a")
+		commit := func(tp txnstate.Participant) {
+			require.NoError(t, add(c, "a", p, txnstate.TV0, tp))
+			_, err := c.End(bg, "a", txnstate.End{Producer: p, Commit: true})
+			require.NoError(t, err)
+		}
+		commit(tp0)
+		s.then = func() {
+			h.outcomes()[0].applied([]txnstate.Participant{tp0})
+			synctest.Wait()
+			commit(tp1)
+		}
+		rec, err := c.Describe(bg, "a")
+		require.NoError(t, err)
+		require.Equal(t, uint64(1), rec.TxnSeq)
+		require.Equal(t, []txnstate.Participant{tp0}, rec.Participants)
 	})
 }

@@ -47,7 +47,7 @@ func (c *Coordinator) InitIdempotent(ctx context.Context, expected Producer) (Pr
 	if err := checkExpected("", expected); err != nil {
 		return NoProducer, err
 	}
-	n, err := c.cfg.ProducerIDs.Next(ctx)
+	n, err := c.nextID(ctx)
 	if err != nil {
 		return NoProducer, CodeCoordinatorLoading.Errorf("", "no producer id to be had: %w", err)
 	}
@@ -180,7 +180,7 @@ func (c *Coordinator) Describe(ctx context.Context, txnID string) (Record, error
 	if !rec.Known() {
 		return Record{}, CodeTxnIDNotFound.Errorf(txnID, "the id is not known")
 	}
-	if comp := c.under.get(txnID); comp != nil && rec.State.Decided() && comp.outcome.Producer == rec.Producer {
+	if comp := c.under.get(txnID); comp != nil && rec.State.Decided() && comp.outcome.Producer == rec.Producer && comp.outcome.TxnSeq == rec.TxnSeq {
 		rec.Participants = append([]Participant(nil), comp.remaining()...)
 	}
 	return rec, nil
