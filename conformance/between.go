@@ -8,20 +8,27 @@ import (
 )
 
 // A batch of interrupted scenarios is no larger than this, and no new scenario is
-// begun when this much time has passed: the open transactions of the first, of 60
-// s at least, must not time out before the last is done.
+// begun after some time: the transactions of the first, of 60 s at least, must
+// not time out before the last is done.
 const (
 	maxBatch  = 400
-	batchTime = 12 * time.Second
+	batchTime = 12 * time.Second // at most, less where Between takes long
+	txnTime   = 50 * time.Second // for everything together
 )
+
+// halfTime is how long the first halves may take if Between takes this long.
+func halfTime(between time.Duration) time.Duration {
+	return min(batchTime, max(time.Second, (txnTime-between)/2))
+}
 
 // interrupted replays with Between in the middle.
 func (e *env) interrupted(ctx context.Context, oneByOne bool, runs []*replay) error {
+	var took time.Duration
 	for len(runs) > 0 {
 		begin := time.Now()
 		batch := runs[:min(len(runs), maxBatch)]
 		if err := e.each(ctx, oneByOne, batch, func(ctx context.Context, r *replay) error {
-			if time.Since(begin) > batchTime {
+			if r != batch[0] && time.Since(begin) > halfTime(took) {
 				return nil
 			}
 			r.cut = r.sc.cut(e.o.mayForget)
@@ -40,12 +47,14 @@ func (e *env) interrupted(ctx context.Context, oneByOne bool, runs []*replay) er
 		for n < len(batch) && batch[n].begun {
 			n++
 		}
+		called := time.Now()
 		if err := e.o.Between(ctx); err != nil {
 			return fmt.Errorf("between the halves: %w", err)
 		}
 		if err := e.awake(ctx); err != nil {
 			return fmt.Errorf("between the halves: %w", err)
 		}
+		took = time.Since(called)
 		var scs []*Scenario
 		for _, r := range batch[:n] {
 			scs = append(scs, r.sc)

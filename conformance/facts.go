@@ -17,7 +17,7 @@ const (
 	// PreviousEpoch is the epoch before the last bump, with which InitProducerId
 	// can be repeated (KIP-360). Kafka up to 4.4 keeps it in memory only
 	// (KAFKA-20357). Between does not come where a later answer depends on it.
-	PreviousEpoch Fact = "previous epoch"
+	PreviousEpoch Fact = "previous-epoch"
 )
 
 // Facts are all there are, in the order in which brokers are likely to need them.

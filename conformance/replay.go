@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"time"
 )
 
 // replay is one scenario under way.
@@ -17,7 +19,8 @@ type replay struct {
 	cut   int         // where Between comes; 0 is before the first step
 	diff  *Difference // the first; nothing is played after it
 	begun bool
-	ended bool // all was played, or a difference found
+	since time.Time // when it was begun
+	ended bool      // all was played, or a difference found
 }
 
 func (r *replay) close() {
@@ -43,6 +46,9 @@ func (r *replay) run(ctx context.Context, to int) error {
 		}
 		if why != "" || !a.equal(s.Want) {
 			r.diff = r.explain(a, why)
+			if d := time.Since(r.since); d > txnTime && !r.sc.ages() {
+				r.diff.Caution = fmt.Sprintf("The scenario took %d s: transactions with a timeout of 60 s may have ended meanwhile, and the difference be due to that.", int(d.Seconds()))
+			}
 			if a.Err == errNoAnswer {
 				// a request that ends the broker is a difference, and the end of the run
 				if _, err := r.p.ask(ctx); errors.Is(err, errUnreachable) {
@@ -78,7 +84,7 @@ func (r *replay) begin(ctx context.Context) error {
 		tprefix = prefix
 	}
 	r.p = r.e.player(prefix, tprefix)
-	r.begun = true
+	r.begun, r.since = true, time.Now()
 	if err := r.p.createTopics(ctx, r.sc.Topics); err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -147,6 +153,11 @@ func (s *Scenario) names() (groups, together []string) {
 		}
 	}
 	return groups, together
+}
+
+// ages tells of a scenario that takes its time before it begins a transaction.
+func (s *Scenario) ages() bool {
+	return slices.ContainsFunc(s.Steps, func(st *Step) bool { return st.Op == OpAge })
 }
 
 // offsetsPartition is Kafka's choice for a group of ASCII name, with 50 partitions.

@@ -52,6 +52,7 @@ type Difference struct {
 	Details  []string `json:"details"` // where the two answers differ
 	Why      string   `json:"why,omitempty"`
 	Trouble  string   `json:"trouble,omitempty"` // why there is no usable answer
+	Caution  string   `json:"caution,omitempty"` // why the difference may not be the broker's
 	Story    []string `json:"story"`             // the steps that led there, on which both agree
 	Request  *Step    `json:"request"`           // with Kafka's answer in Want
 	Got      Answer   `json:"got"`
@@ -299,6 +300,7 @@ func (d Difference) write(b *strings.Builder, name string) {
 		fmt.Fprintf(b, "      %s\n", d.Trouble)
 	}
 	wrap(b, "      ", d.Why)
+	wrap(b, "      ", d.Caution)
 	if len(d.Story) == 0 {
 		fmt.Fprintf(b, "    It is the scenario's first request.\n")
 	} else {

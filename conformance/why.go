@@ -139,7 +139,7 @@ func whyGroup(s *Step, got Answer) string {
 	case s.Op == OpOffsetFetch && (strings.Contains(out, "UNSTABLE") || strings.Contains(got.outcome(), "UNSTABLE")):
 		return "With require-stable a partition for which an open transaction holds an offset answers UNSTABLE_OFFSET_COMMIT and -1, and only that one (KIP-447; OffsetMetadataManager.fetchOffsets)."
 	case s.Op == OpOffsetFetch:
-		return "Offsets of an open or aborted transaction are never seen; those of a committed one replace what was committed before them, not what was committed plainly after them (KAFKA-5247; OffsetMetadataManager.completeTransaction)."
+		return "Offsets of an open or aborted transaction are never seen; those of a committed one replace what was committed before them, not what was committed plainly after them (KAFKA-5247; OffsetMetadataManager.replayEndTransactionMarker)."
 	case s.Op == OpLeave:
 		return "The group is missing or the member unknown: UNKNOWN_MEMBER_ID either way (GroupMetadataManager.classicGroupLeave)."
 	case s.Op == OpJoin:
@@ -168,7 +168,7 @@ func whyProduce(s *Step, got Answer) string {
 		return "A stale epoch is INVALID_PRODUCER_EPOCH in every version of Produce, never PRODUCER_FENCED (KAFKA-10687; ProducerAppendInfo.checkProducerEpoch, AddPartitionsToTxnManager)."
 	case "INVALID_TXN_STATE", "TRANSACTION_ABORTABLE":
 		if !s.Transactional {
-			return "A batch that is not transactional is refused while its producer id has an open transaction on the partition (ProducerAppendInfo.append)."
+			return "A batch that is not transactional is refused while its producer id has an open transaction on the partition (ProducerAppendInfo.appendDataBatch)."
 		}
 		return "The partition must be in the transaction. Versions up to 10 are told INVALID_TXN_STATE where it is not, version 11 TRANSACTION_ABORTABLE, and from version 12 on it is added by itself (KIP-890; AddPartitionsToTxnManager)."
 	case "OUT_OF_ORDER_SEQUENCE_NUMBER":
@@ -176,7 +176,7 @@ func whyProduce(s *Step, got Answer) string {
 	case "INVALID_PRODUCER_ID_MAPPING":
 		return "The transactional id is unknown or has another producer id (TransactionCoordinator.handleVerifyPartitionsInTransaction)."
 	case "INVALID_RECORD":
-		return "A batch with a producer id must have a base sequence of 0 or more (LogValidator, UnifiedLog.analyzeAndValidateRecords)."
+		return "A batch with a producer id must have a base sequence of 0 or more (LogValidator.validateBatch)."
 	case "":
 		switch {
 		case s.Producer == "none":
@@ -197,7 +197,7 @@ func whyMarkers(s *Step) string {
 	case "TRANSACTION_COORDINATOR_FENCED":
 		return "A marker of this producer id with a higher coordinator epoch was accepted before (ProducerAppendInfo.checkCoordinatorEpoch)."
 	case "UNKNOWN_SERVER_ERROR":
-		return "Producer id or producer epoch -1 makes the whole request fail (KafkaApis.handleWriteTxnMarkersRequest, EndTransactionMarker)."
+		return "Producer id or producer epoch -1 makes the whole request fail (KafkaApis.handleWriteTxnMarkersRequest, MemoryRecordsBuilder.appendEndTxnMarker)."
 	case "":
 		return "A marker is written whether or not there is a transaction, also for a producer id that the partition never saw: no coordinator is asked (KafkaApis.handleWriteTxnMarkersRequest)."
 	}
