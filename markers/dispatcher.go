@@ -234,7 +234,7 @@ func (d *Dispatcher) route(it *item) {
 	if it.job.dropped.Load() {
 		return
 	}
-	to, standing := d.cfg.Leaders.Leader(it.p)
+	to, standing := d.leader(it.p)
 	switch standing {
 	case Known:
 		d.mu.Lock()
@@ -296,7 +296,7 @@ func (d *Dispatcher) send(ctx context.Context, to Target, batch []*item) {
 		return
 	}
 	call, cancel := context.WithTimeout(ctx, d.cfg.CallTimeout)
-	results := d.cfg.Sink.WriteMarkers(call, to, ds)
+	results := d.write(call, to, ds)
 	cancel()
 	var done []*item
 	for i, it := range live {
@@ -331,7 +331,7 @@ func (d *Dispatcher) askOpen(ctx context.Context, to Target, it *item) Result {
 	}
 	call, cancel := context.WithTimeout(ctx, d.cfg.CallTimeout)
 	defer cancel()
-	open, err := asker.StillOpen(call, to, it.delivery())
+	open, err := d.stillOpen(call, asker, to, it.delivery())
 	switch {
 	case err != nil:
 		return Retry
