@@ -178,10 +178,10 @@ func entriesOf(rec []byte, f func([]byte) error) error {
 
 func readFull(f fsx.File, b []byte, at int64) error {
 	n, err := f.ReadAt(b, at)
-	if n == len(b) {
-		return nil
-	}
 	if err == nil || errors.Is(err, io.EOF) {
+		if n == len(b) {
+			return nil
+		}
 		err = io.ErrUnexpectedEOF
 	}
 	return fmt.Errorf("read %d bytes at byte %d: %w", len(b), at, err)
@@ -211,12 +211,12 @@ func scan(f fsx.File) (scanned, error) {
 			return scanned{}, err
 		}
 		if bad != nil {
-			later, err := findBlock(f, s.end+1, size, salt)
+			whole, err := findBlock(f, s.end, size, salt)
 			if err != nil {
 				return scanned{}, err
 			}
-			if later >= 0 {
-				return scanned{}, fmt.Errorf("damage at byte %d: %w, and a whole block follows at byte %d", s.end, bad, later)
+			if whole >= 0 {
+				return scanned{}, fmt.Errorf("damage at byte %d: %w, and a whole block is at byte %d", s.end, bad, whole)
 			}
 			s.torn = size - s.end
 			return s, nil

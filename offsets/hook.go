@@ -54,7 +54,7 @@ func (p *partition) markWithHook(ctx context.Context, mk markers.Marker, e entry
 	}
 	defer releaseGroups()
 	// A commit whose caller gave up may have left its turn and still be on its
-	// way.
+	// way. The hook knows it; news would not.
 	if err := p.quiesce(ctx); err != nil {
 		return err
 	}
@@ -82,9 +82,6 @@ func (p *partition) commitWithHook(ctx context.Context, e entry) error {
 		return err
 	}
 	defer release()
-	if err := p.quiesce(ctx); err != nil {
-		return err
-	}
 	n := told{group: e.group}
 	for _, it := range e.items {
 		n.os = append(n.os, it.at(it.key))

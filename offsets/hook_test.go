@@ -254,3 +254,88 @@ func TestTheHookSeesTheOrderOfTheLog(t *testing.T) {
 	}
 	k.restart()
 }
+
+// The hook is not told of what is still on its way to the log and may never
+// arrive (I11).
+func TestTheHookIsNotToldWhatMayNeverHappen(t *testing.T) { synctest.Test(t, theHookIsNotTold) }
+
+func theHookIsNotTold(t *testing.T) {
+	k, store, log := newHookKit(t)
+	reached, goOn := make(chan struct{}), make(chan struct{})
+	log.set(func(op string, _ [][]byte) error {
+		if op != "append" {
+			return nil
+		}
+		close(reached)
+		<-goOn
+		return errDisk
+	}, nil)
+	var wg sync.WaitGroup
+	wg.Go(func() { requireCode(k, txnstate.CodeCoordinatorNotAvailable, k.stage("g", pr(1, 0), at(9))) })
+	<-reached
+	wg.Go(func() { requireCode(k, txnstate.CodeCoordinatorNotAvailable, k.mark("g", tv2(pr(1, 1), true))) })
+	synctest.Wait()
+	close(goOn)
+	wg.Wait()
+	log.set(nil, nil)
+	require.Empty(t, store.calls)
+	k.mustMark("g", tv2(pr(1, 1), true))
+	require.Empty(t, store.calls)
+	k.expect("g", "-1", "-1")
+}
+
+// A marker that comes while its staging is on its way has the turn of the group
+// all the same.
+func TestAMarkerRightBehindItsStagingHasTheTurn(t *testing.T) { synctest.Test(t, aMarkerRightBehind) }
+
+func aMarkerRightBehind(t *testing.T) {
+	k, store, log := newHookKit(t)
+	entered, release := log.stall()
+	gate := make(chan struct{})
+	store.set(func(string) error { <-gate; return nil }, nil)
+	var wg sync.WaitGroup
+	wg.Go(func() { k.mustStage("g", pr(1, 0), at(9)) })
+	<-entered
+	wg.Go(func() { k.mustMark("g", tv2(pr(1, 1), true)) })
+	synctest.Wait()
+	release()
+	synctest.Wait() // the hook is being told
+	store.set(nil, nil)
+	wg.Go(func() { k.commit("g", at(12)) })
+	synctest.Wait()
+	require.Empty(t, store.positions(), "the commit waits for the marker")
+	close(gate)
+	wg.Wait()
+	require.Equal(t, []string{"g/in-0=9", "g/in-0=12"}, store.calls)
+	k.expect("g", "12", "12")
+}
+
+// A commit whose caller has given up is newer than what was staged before it,
+// also while it is on its way.
+func TestACommitThatNobodyWaitsForStillCounts(t *testing.T) { synctest.Test(t, aCommitNobodyWaitsFor) }
+
+func aCommitNobodyWaitsFor(t *testing.T) {
+	k, store, log := newHookKit(t)
+	k.mustStage("g", pr(1, 0), at(9))
+	gate := make(chan struct{})
+	store.set(func(string) error { <-gate; return nil }, nil)
+	short, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		_, err := k.m.Commit(short, "g", at(12))
+		require.ErrorIs(k, err, context.Canceled)
+	})
+	synctest.Wait()
+	wg.Go(func() { k.mustMark("g", tv2(pr(1, 1), true)) }) // waits for the turn
+	synctest.Wait()
+	entered, release := log.stall()
+	store.set(nil, nil)
+	close(gate)
+	<-entered
+	cancel()
+	synctest.Wait()
+	release()
+	wg.Wait()
+	require.Equal(t, []string{"g/in-0=12"}, store.calls)
+	k.expect("g", "12", "12")
+}

@@ -27,9 +27,12 @@ type tap struct {
 	// either is what the caller gets.
 	before, after func(op string, entries [][]byte) error
 	calls         map[string]int
+	failed        map[int32]bool // a Replay is due
 }
 
-func newTap() *tap { return &tap{Log: NewMemLog(), calls: map[string]int{}} }
+func newTap() *tap {
+	return &tap{Log: NewMemLog(), calls: map[string]int{}, failed: map[int32]bool{}}
+}
 
 func (l *tap) set(before, after func(op string, entries [][]byte) error) {
 	l.mu.Lock()
@@ -43,8 +46,16 @@ func (l *tap) count(op string) int {
 	return l.calls[op]
 }
 
-func (l *tap) do(op string, entries [][]byte, perform func() error) error {
+func (l *tap) do(op string, p int32, entries [][]byte, perform func() error) (err error) {
+	defer func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.failed[p] = err != nil
+	}()
 	l.mu.Lock()
+	if l.failed[p] && op != "replay" {
+		panic("after a failure of the log its partition is replayed first")
+	}
 	before, after := l.before, l.after
 	l.calls[op]++
 	l.mu.Unlock()
@@ -63,15 +74,15 @@ func (l *tap) do(op string, entries [][]byte, perform func() error) error {
 }
 
 func (l *tap) Append(ctx context.Context, p int32, es [][]byte) error {
-	return l.do("append", es, func() error { return l.Log.Append(ctx, p, es) })
+	return l.do("append", p, es, func() error { return l.Log.Append(ctx, p, es) })
 }
 
 func (l *tap) Replay(ctx context.Context, p int32, f func([]byte) error) error {
-	return l.do("replay", nil, func() error { return l.Log.Replay(ctx, p, f) })
+	return l.do("replay", p, nil, func() error { return l.Log.Replay(ctx, p, f) })
 }
 
 func (l *tap) Rewrite(ctx context.Context, p int32, es [][]byte) error {
-	return l.do("rewrite", es, func() error { return l.Log.Rewrite(ctx, p, es) })
+	return l.do("rewrite", p, es, func() error { return l.Log.Rewrite(ctx, p, es) })
 }
 
 var errDisk = errors.New("disk on fire")

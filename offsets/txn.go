@@ -79,15 +79,15 @@ func (m *Manager) Stage(ctx context.Context, group string, pr txnstate.Producer,
 	}
 	e.producer = pr
 	p := m.of(group)
+	release := func() {}
 	if m.cfg.Hook != nil {
 		// A marker of this producer that the hook is being told of comes first.
-		release, err := p.turns.take(ctx, producerTurn(pr.ID))
-		if err != nil {
+		if release, err = p.turns.take(ctx, producerTurn(pr.ID)); err != nil {
 			return nil, err
 		}
-		defer release()
 	}
 	w, err := p.stage(ctx, e, g)
+	release() // only its place in the queue matters
 	if err != nil {
 		return nil, err
 	}
