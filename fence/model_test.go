@@ -122,6 +122,9 @@ func (m *model) admit(b fence.Batch, g fence.Guard) (dup *item, code txnstate.Co
 		if mp.entry == nil || mp.entry.g != g {
 			return nil, txnstate.CodeInvalidTxnState
 		}
+		if v.open {
+			return nil, txnstate.CodeNotEnoughReplicas
+		}
 	}
 	if b.Producer.Epoch < v.epoch {
 		return nil, txnstate.CodeInvalidProducerEpoch

@@ -22,10 +22,10 @@ import (
 // control batch or a producer id without a sequence; INVALID_PRODUCER_EPOCH (47)
 // an older epoch; INVALID_TXN_STATE (48) a transactional batch whose transaction
 // was not verified, or has ended since, or a non-transactional one while a
-// transaction is open; OUT_OF_ORDER_SEQUENCE_NUMBER (45). While other batches of
-// the producer are reserved, also NOT_ENOUGH_REPLICAS (19) and
-// NOT_ENOUGH_REPLICAS_AFTER_APPEND (20), see Cancel and Reservation: clients try
-// again.
+// transaction is open; OUT_OF_ORDER_SEQUENCE_NUMBER (45); NOT_ENOUGH_REPLICAS
+// (19), which clients try again, while a transaction of an earlier epoch waits for
+// its marker. While other batches of the producer are reserved, also 19 and
+// NOT_ENOUGH_REPLICAS_AFTER_APPEND (20), see Cancel and Reservation.
 func (p *Partition) Reserve(b Batch, g Guard, nowMs int64) (Reservation, error) {
 	if b.Control {
 		return Reservation{}, txnstate.CodeInvalidRecord.Errorf("", "a control batch from a client")
@@ -61,6 +61,9 @@ func (p *Partition) Reserve(b Batch, g Guard, nowMs int64) (Reservation, error) 
 	if b.Transactional {
 		if err := p.admitted(b.Producer, t, e, g); err != nil {
 			return Reservation{}, err
+		}
+		if t.open && b.Producer.Epoch > t.epoch {
+			return Reservation{}, unfinished(b.Producer, t.epoch)
 		}
 	}
 	if b.Producer.Epoch < t.epoch {
@@ -168,6 +171,16 @@ func inOrder(b Batch, t core, e *entry) error {
 		return refuse("the next", next)
 	}
 	return nil
+}
+
+// unfinished refuses a batch of a later transaction while one of an earlier epoch
+// waits for its marker: the later one's marker would close both, and publish what
+// was aborted (I4). A coordinator that tells every participant lets no such batch
+// come; Kafka 4.4, which can lose a marker at its start, takes it (F38). Clients
+// try again, and each time the coordinator is asked, which looks to a marker that
+// is still owed.
+func unfinished(who txnstate.Producer, open int16) error {
+	return txnstate.CodeNotEnoughReplicas.Errorf("", "a batch of %s, and the transaction of epoch %d is not marked yet", who, open)
 }
 
 func broken(id int64) error {

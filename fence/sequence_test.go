@@ -155,16 +155,31 @@ func TestBatchesThatAreNoneOfAProducer(t *testing.T) {
 	}
 }
 
-// A later epoch may find a transaction open: the client's bump was for the
-// sequences. It goes on in the same transaction, which began where it began.
-func TestALaterEpochGoesOnInTheOpenTransaction(t *testing.T) {
-	h := newHost(t)
-	h.produce(batch(7, 0, 0, 2), fence.ModeDefault)
-	h.want("not verified", h.append(batch(7, 1, 0, 1), fence.Guard{}), invalidState)
-	h.want("verified", h.produce(batch(7, 1, 0, 1), fence.ModeDefault), "2")
-	st, _ := h.p.Producer(7)
-	if !st.Open || st.OpenSince != 0 || st.Producer.Epoch != 1 {
-		t.Errorf("%+v", st)
+// F38: the marker of a transaction got lost, and its producer goes on with the
+// next. That is not merged into the one that is open: its marker would close both.
+// The coordinator is asked all the same, each time.
+func TestF38_ALaterTransactionIsNotMergedIntoOneThatIsOpen(t *testing.T) {
+	for _, mode := range []fence.Mode{fence.ModeDefault, fence.ModeAdd} {
+		h := newHost(t)
+		h.want("the first", h.produce(batch(7, 0, 0, 2), mode), "0")
+		h.want("not verified", h.append(batch(7, 1, 0, 1), fence.Guard{}), invalidState)
+		for range 3 {
+			g, ask, err := h.p.Verify(batch(7, 1, 0, 1), mode, h.now)
+			if !ask || err != nil {
+				t.Fatalf("asked %v, %v", ask, err)
+			}
+			h.want("verified", h.append(batch(7, 1, 0, 1), g), comeAgain)
+		}
+		st, _ := h.p.Producer(7)
+		if !st.Open || st.OpenSince != 0 || st.Producer.Epoch != 0 {
+			t.Errorf("%+v", st)
+		}
+		h.want("its marker, late", h.mark(markers.Marker{Producer: txnstate.Producer{ID: 7, Epoch: 1}, TransactionVersion: txnstate.TV2}), "2")
+		h.want("the next", h.produce(batch(7, 1, 0, 1), mode), "3")
+		h.want("its own marker", h.mark(markers.Marker{Producer: txnstate.Producer{ID: 7, Epoch: 2}, Commit: true, TransactionVersion: txnstate.TV2}), "4")
+		if got := h.p.Aborted(0, 5); len(got) != 1 || got[0].First != 0 || got[0].Last != 2 {
+			t.Errorf("aborted %+v", got)
+		}
 	}
 }
 
