@@ -223,30 +223,24 @@ func decode(file []byte, slot int, gen uint64, old *content) (*content, error) {
 // takeOver reads a slot-N.json that no generation has followed yet: one of the
 // system that introduced the layout, or one that a person put there. nil is an
 // empty slot. updateMs is when the file was last written.
-func takeOver(file []byte, slot int, updateMs int64, old *content) (*content, error) {
-	c := &content{gen: takenOver, taken: taken{version: 1, updateMs: updateMs}, source: file}
+func takeOver(file []byte, slot int, updateMs int64) (*content, error) {
+	c := &content{gen: takenOver, seq: 1, taken: taken{version: 1, updateMs: updateMs}, source: file}
 	if file == nil {
-		c.seq = 1
 		return c, nil
 	}
 	// Entries with versions come from here, by way of a person who repaired the
 	// slot: what they have must not be given again.
-	if err := c.readBody(file, slot, nil); err != nil {
+	look := content{taken: taken{version: laterVersions}}
+	if err := look.readBody(file, slot, nil); err != nil {
 		return nil, err
 	}
-	stated := txnstate.Version(0)
-	for _, e := range c.entries {
+	for _, e := range look.entries {
 		if e.version < laterVersions {
-			stated = max(stated, e.version)
+			c.seq = max(c.seq, e.version+1)
 		}
 	}
-	c.seq = stated + 1
-	if c.taken.version != c.seq {
-		c.taken.version = c.seq
-		c.entries, c.strays = nil, nil
-		return c, c.readBody(file, slot, old)
-	}
-	return c, nil
+	c.taken.version = c.seq
+	return c, c.readBody(file, slot, nil)
 }
 
 // readBody splits the slot's object into entries.

@@ -94,7 +94,7 @@ func (d slotDir) list() (listing, error) {
 		if name == begunName {
 			l.begun = true
 		} else if digits, ok := strings.CutSuffix(name, fileSuffix); ok {
-			if gen, ok := parse16(digits); ok {
+			if gen, ok := parse16(digits); ok && gen >= firstFile {
 				l.gens = append(l.gens, gen)
 			}
 		} else if rest, ok := cutAnyPrefix(name, tmpPrefix, copyPrefix); ok && len(rest) > 16 {
@@ -120,7 +120,7 @@ func parse16(s string) (uint64, bool) {
 		return 0, false
 	}
 	n, err := strconv.ParseUint(s, 10, 64)
-	return n, err == nil && n > takenOver
+	return n, err == nil
 }
 
 func (d slotDir) exists(name string) (bool, error) {

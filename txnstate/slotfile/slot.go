@@ -232,8 +232,15 @@ func (s *slot) take(file []byte, cur *content) (*content, error) {
 				modified = info.ModTime().UnixMilli()
 			}
 		}
+		// That was the time of the file that was read only if nobody has begun to
+		// write since.
+		if gen, err := s.dir.newest(); err != nil {
+			return nil, err
+		} else if gen != takenOver {
+			return nil, fs.ErrNotExist
+		}
 	}
-	c, err := takeOver(file, s.n, modified, nil)
+	c, err := takeOver(file, s.n, modified)
 	if err != nil {
 		return nil, s.damage(err, file)
 	}

@@ -82,12 +82,13 @@ func Open(cfg Config) (*Store, error) {
 	for i := range s.slots {
 		s.slots[i] = newSlot(s, i, slotDir{s.fs, filepath.Join(versions, fmt.Sprintf("slot-%d", i))})
 	}
+	// Dir's own parent too, and where Dir is not there yet, all those that it is
+	// made with.
 	dirs := []string{versions, s.root, cfg.Dir}
-	// Where Dir is not there yet, those that it is made with.
-	for dir := filepath.Clean(cfg.Dir); filepath.Dir(dir) != dir; dir = filepath.Dir(dir) {
-		if _, err := s.fs.ReadDir(dir); !errors.Is(err, fs.ErrNotExist) {
-			break
-		}
+	there := false
+	for dir := filepath.Clean(cfg.Dir); !there && filepath.Dir(dir) != dir; dir = filepath.Dir(dir) {
+		_, err := s.fs.ReadDir(dir)
+		there = !errors.Is(err, fs.ErrNotExist)
 		dirs = append(dirs, filepath.Dir(dir))
 	}
 	// All slots' directories at once, so that no first write of a slot has to
@@ -99,8 +100,12 @@ func Open(cfg Config) (*Store, error) {
 	}
 	// Also where they were there: another process may have made them and not yet
 	// synced.
-	for _, dir := range dirs {
-		if err := s.fs.SyncDir(dir); err != nil {
+	for i, dir := range dirs {
+		err := s.fs.SyncDir(dir)
+		if there && i == len(dirs)-1 && errors.Is(err, fs.ErrPermission) {
+			break // above what was there already, and somebody else's
+		}
+		if err != nil {
 			return nil, fmt.Errorf("slotfile: sync %s: %w", dir, err)
 		}
 	}

@@ -351,14 +351,17 @@ func (s *slot) plan(base *content, trusted, canClaim bool, batch []*op) *content
 			top[id] = later{l.e, b}
 		}
 	}
-	see := func(id string) *entry {
-		if e, ok := edits[id]; ok {
-			return e
-		}
+	before := func(id string) *entry {
 		if l, ok := top[id]; ok {
 			return l.e
 		}
 		return base.find(id)
+	}
+	see := func(id string) *entry {
+		if e, ok := edits[id]; ok {
+			return e
+		}
+		return before(id)
 	}
 	claim := !trusted
 	for _, o := range batch {
@@ -375,8 +378,8 @@ func (s *slot) plan(base *content, trusted, canClaim bool, batch []*op) *content
 		case opSwap, opLater, opDelete, opCopy:
 		}
 		o.err = o.refusal(see(o.id))
-		// An answer that comes from an earlier op of the batch is as good as that.
-		o.rests = o.err == nil || touched[o.id] || !trusted
+		// A refusal by an earlier op of the batch is worth as much as that one.
+		o.rests = o.err == nil || !trusted || touched[o.id] && o.refusal(before(o.id)) == nil
 		if o.err != nil {
 			continue
 		}

@@ -1,0 +1,5 @@
+//go:build !unix
+
+package slotfile_test
+
+func childMain() bool { return false }
