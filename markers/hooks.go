@@ -26,30 +26,16 @@ func (d *Dispatcher) leader(p txnstate.Participant) (to Target, s Standing) {
 	return d.cfg.Leaders.Leader(p)
 }
 
-// write is Sink.WriteMarkers. Where that panics each delivery is tried by
-// itself, so that only the one that it is about has to come again.
-func (d *Dispatcher) write(ctx context.Context, to Target, ds []Delivery) []Result {
-	rs, ok := d.tryWrite(ctx, to, ds)
-	if ok || len(ds) < 2 {
-		return rs
-	}
-	rs = make([]Result, len(ds)) // Retry
-	for i := range ds {
-		if one, _ := d.tryWrite(ctx, to, ds[i:i+1]); len(one) > 0 {
-			rs[i] = one[0]
-		}
-	}
-	return rs
-}
-
-func (d *Dispatcher) tryWrite(ctx context.Context, to Target, ds []Delivery) (rs []Result, ok bool) {
+// write is Sink.WriteMarkers, and nothing confirmed where that panics. What
+// comes again comes each after a pause of its own, and so meets other company.
+func (d *Dispatcher) write(ctx context.Context, to Target, ds []Delivery) (rs []Result) {
 	defer func() {
 		if r := recover(); r != nil {
 			d.panicked("Sink.WriteMarkers", r)
-			rs, ok = nil, false
+			rs = nil
 		}
 	}()
-	return d.cfg.Sink.WriteMarkers(ctx, to, ds), true
+	return d.cfg.Sink.WriteMarkers(ctx, to, ds)
 }
 
 // stillOpen is OpenChecker.StillOpen, and "open" where that panics.
