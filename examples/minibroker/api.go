@@ -33,13 +33,14 @@ func handles[R kmsg.Request](f func(context.Context, wire.Principal, R) (kmsg.Re
 	}
 }
 
-// ownAPIs are the APIs of the broker itself, at the versions of Kafka 4.4.
+// ownAPIs are the APIs of the broker itself. Older versions are those that Kafka
+// 4 has dropped (KIP-896).
 func (b *Broker) ownAPIs() map[int16]api {
 	return map[int16]api{
 		int16(kmsg.Fetch):          {4, 18, true, handles(b.fetch)},
 		int16(kmsg.ListOffsets):    {1, 10, false, handles(b.listOffsets)},
 		int16(kmsg.Metadata):       {0, 13, false, handles(b.metadata)},
-		int16(kmsg.JoinGroup):      {0, 9, true, handles(b.joinGroup)},
+		int16(kmsg.JoinGroup):      {2, 9, true, handles(b.joinGroup)},
 		int16(kmsg.Heartbeat):      {0, 4, false, handles(b.heartbeat)},
 		int16(kmsg.LeaveGroup):     {0, 5, false, handles(b.leaveGroup)},
 		int16(kmsg.SyncGroup):      {0, 5, true, handles(b.syncGroup)},

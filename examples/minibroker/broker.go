@@ -133,6 +133,9 @@ func (b *Broker) Run(ctx context.Context) error {
 	}
 	defer disk.close()
 	if err := b.open(ctx, disk); err != nil {
+		if b.offsets != nil {
+			_ = b.offsets.Close(ctx) // the first error tells more
+		}
 		return err
 	}
 	defer b.topics.close()
@@ -187,7 +190,7 @@ func (b *Broker) Run(ctx context.Context) error {
 	b.server.wait()
 	stopWorking()
 	err = errors.Join(err, background.Wait())
-	return errors.Join(err, b.offsets.Close(work))
+	return errors.Join(err, b.offsets.Close(context.WithoutCancel(ctx)))
 }
 
 // Serve accepts connections of a listener, besides the one of Config.Listen,
@@ -342,13 +345,7 @@ func (b *Broker) housekeep(ctx context.Context) error {
 // offsets of groups without members, and those groups.
 func (b *Broker) expire(ctx context.Context, now time.Time) {
 	b.topics.eachLog(func(l *partitionLog) { l.expire(now.UnixMilli()) })
-	_, err := b.offsets.Expire(ctx, now.Add(-keepOffsets), func(group string) bool {
-		return b.groups.View(group).State <= kxoffsets.GroupEmpty
-	})
-	if err != nil {
+	if err := b.groups.expire(ctx, now); err != nil {
 		b.cfg.Logger.Warn("offsets not expired, is tried again", "err", err)
 	}
-	b.groups.mu.Lock()
-	b.groups.sweep(keepIdleGroup)
-	b.groups.mu.Unlock()
 }

@@ -245,11 +245,11 @@ func TestAnOldClientNeedsNoMemberID(t *testing.T) {
 	require.EqualValues(t, 1, x.Generation)
 	require.Equal(t, x.MemberID, x.LeaderID)
 	r = h.request("g0", "")
-	r.Version = 0
+	r.Version = 2
 	r.SessionTimeoutMillis = 1
 	x = h.join(r).get(t)
 	refused(t, kerr.InvalidSessionTimeout, x.ErrorCode)
-	require.NotNil(t, x.Protocol, "not nullable at v0")
+	require.NotNil(t, x.Protocol, "not nullable before v7")
 }
 
 // Sessions are measured by the broker's clock. A member that waits for an answer

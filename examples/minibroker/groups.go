@@ -38,7 +38,7 @@ func (gs *groups) forJoin(id string, create bool) (*group, *kerr.Error) {
 		gs.mu.Unlock()
 		return nil, kerr.UnknownMemberID
 	case g == nil:
-		if len(gs.byID) >= gs.limit && gs.sweep(0) == 0 {
+		if len(gs.byID) >= gs.limit && gs.sweep(gs.now(), true) == 0 {
 			gs.mu.Unlock()
 			return nil, kerr.PolicyViolation
 		}
@@ -65,7 +65,7 @@ func (gs *groups) find(id string) *group {
 func (gs *groups) View(id string) kxoffsets.GroupView {
 	g := gs.find(id)
 	if g == nil {
-		if gs.stored(id) {
+		if gs.offsets.HasOffsets(id) {
 			return kxoffsets.GroupView{State: kxoffsets.GroupEmpty}
 		}
 		return kxoffsets.GroupView{State: kxoffsets.GroupMissing}
@@ -93,34 +93,50 @@ func (gs *groups) View(id string) kxoffsets.GroupView {
 	return v
 }
 
-// stored reports whether a group has offsets.
-func (gs *groups) stored(id string) bool {
-	committed, err := gs.offsets.Fetch(id, nil, false)
-	return err == nil && len(committed) > 0 || gs.offsets.HasPending(id)
-}
-
 // Ensure makes a group without members exist.
 func (gs *groups) Ensure(id string) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
-	if gs.byID[id] == nil && (len(gs.byID) < gs.limit || gs.sweep(0) > 0) {
+	if gs.byID[id] == nil && (len(gs.byID) < gs.limit || gs.sweep(gs.now(), true) > 0) {
 		gs.byID[id] = newGroup(id, gs.delay, gs.now())
 	}
 }
 
-// sweep removes groups that have been without members for some time; what
-// offsets they have stays. mu is held.
-func (gs *groups) sweep(idle time.Duration) (n int) {
-	before := gs.now().Add(-idle)
+// sweep removes groups that have been without members since a time, with stored
+// also those that have offsets: these stay where they are, and the group with
+// them, in generation 0. mu is held.
+func (gs *groups) sweep(since time.Time, stored bool) (n int) {
 	for id, g := range gs.byID {
 		g.mu.Lock()
-		if g.state == kxoffsets.GroupEmpty && len(g.pending) == 0 && !g.emptySince.After(before) {
+		if g.idle(since) && (stored || !gs.offsets.HasOffsets(id)) {
 			delete(gs.byID, id)
 			n++
 		}
 		g.mu.Unlock()
 	}
 	return n
+}
+
+// idle reports whether a group has had no members since a time. mu is held.
+func (g *group) idle(since time.Time) bool {
+	return g.state == kxoffsets.GroupEmpty && len(g.pending) == 0 && !g.emptySince.After(since)
+}
+
+// expire removes the offsets of groups that have had no members for keepOffsets,
+// and then such groups without offsets.
+func (gs *groups) expire(ctx context.Context, now time.Time) error {
+	_, err := gs.offsets.Expire(ctx, now.Add(-keepOffsets), func(id string) bool {
+		g := gs.find(id)
+		if g == nil {
+			return true
+		}
+		defer g.mu.Unlock()
+		return g.idle(now.Add(-keepOffsets))
+	})
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	gs.sweep(now.Add(-keepIdleGroup), false)
+	return err
 }
 
 // tick does what time has made due in every group.
@@ -158,7 +174,7 @@ func (b *Broker) describeGroups(ctx context.Context, who wire.Principal, r *kmsg
 		} else if g := b.groups.find(id); g != nil {
 			g.describe(&x)
 			g.mu.Unlock()
-		} else if b.groups.stored(id) {
+		} else if b.offsets.HasOffsets(id) {
 			x.State = kxoffsets.GroupEmpty.String()
 		} else {
 			x.State = kxoffsets.GroupDead.String()
@@ -244,7 +260,7 @@ func (gs *groups) delete(ctx context.Context, id string) int16 {
 		}
 	}
 	gs.mu.Unlock()
-	if g == nil && !gs.stored(id) {
+	if g == nil && !gs.offsets.HasOffsets(id) {
 		return kerr.GroupIDNotFound.Code
 	}
 	return codeOf(gs.offsets.DeleteGroup(ctx, id))

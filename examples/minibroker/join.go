@@ -138,11 +138,7 @@ func (m *member) wait(r *kmsg.JoinGroupRequest, now time.Time) <-chan *kmsg.Join
 }
 
 func (m *member) update(r *kmsg.JoinGroupRequest) {
-	m.protocols, m.session, m.rebalance = r.Protocols, millis(r.SessionTimeoutMillis), m.session
-	m.rebalance = m.session
-	if r.Version >= 1 {
-		m.rebalance = max(0, millis(r.RebalanceTimeoutMillis))
-	}
+	m.protocols, m.session, m.rebalance = r.Protocols, millis(r.SessionTimeoutMillis), millis(max(0, r.RebalanceTimeoutMillis))
 }
 
 // replaceStatic puts a static member that starts again in the place of its
