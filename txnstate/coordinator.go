@@ -258,11 +258,11 @@ func (c *Coordinator) apply(run context.Context, id string, ev Event, epoch int3
 		if err != nil {
 			return r, err
 		}
-		switch ev.(type) {
-		case TimedOut, Expire:
-			c.setDeadline(d.Next) // what made it look due was out of date
-		}
 		if d.Write == WriteNone {
+			// What made it look due may be out of date, and a transaction may have
+			// been opened by a former owner whose write came after this one had
+			// loaded the slot.
+			c.setDeadline(rec)
 			return r, nil
 		}
 		if !rec.Known() && c.cfg.Limits.TransactionalIDs >= 0 && c.ids.Load() >= int64(c.cfg.Limits.TransactionalIDs) {

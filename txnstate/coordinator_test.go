@@ -491,6 +491,19 @@ func TestTimeoutsAndExpiryLookAgainAndKeepTheDeadlinesCurrent_F17_F24_F26(t *tes
 	})
 }
 
+func TestATransactionThatAFormerOwnerOpenedLateGetsADeadline_I12(t *testing.T) {
+	d := &deadlines{}
+	s := newScriptStore()
+	c := start(t, txnstate.Config{Store: s, Deadlines: d})
+	p := initID(t, c, "a")
+	late := ongoing("a", p, tp0) // written by another process, behind this one's back
+	s.put(late)
+	missing, err := c.Verify(bg, "a", txnstate.Verify{Producer: p, Participants: []txnstate.Participant{tp0}})
+	require.NoError(t, err)
+	require.Empty(t, missing)
+	require.Equal(t, fmt.Sprintf("%d open=true", late.StartMs+60_000), d.of("a"))
+}
+
 func TestLimitsRefuseAndChangeNothing_I13_F36(t *testing.T) {
 	s := newScriptStore()
 	c := start(t, txnstate.Config{Store: s, EndWait: txnstate.AnswerWhenApplied, ExpireAfter: time.Millisecond,
