@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/kafkatxn/kafkatxn/fence"
+	"github.com/kafkatxn/kafkatxn/txnstate"
 	"github.com/stretchr/testify/require"
 )
 
@@ -152,6 +153,48 @@ func FuzzEntry(f *testing.F) {
 			t.Fatalf("%x decodes and is encoded as %x", b, got)
 		}
 	})
+}
+
+const goldenLog = "testdata/partition-v1.txt"
+
+// The log of a partition as version 1 has left it, a snapshot and what came
+// after, and what it amounts to. The snapshot has package fence's within.
+func TestLogsOfVersion1(t *testing.T) {
+	k := newKit(t, small)
+	log := k.cfg.Log.(*MemLog)
+	part := txnstate.OffsetsPartition("g")
+	if *update {
+		k.mustStage("g", pr(4660, 7), at(5))
+		k.mustMark("g", tv1(pr(99, 3), false))
+		for i := range int64(40) {
+			k.commit(neighbour("g"), at(i))
+		}
+		k.commit("g", at(3))
+		k.mustStage("g", pr(4661, 0), at(6))
+		require.NoError(t, k.m.of("g").idle(ctx))
+		require.EqualValues(t, kindSnapshot, log.m[part][0][1])
+		var b strings.Builder
+		for _, e := range log.m[part] {
+			fmt.Fprintf(&b, "%x\n", e)
+		}
+		require.NoError(t, os.WriteFile(goldenLog, []byte(b.String()), 0o644))
+	}
+	b, err := os.ReadFile(goldenLog)
+	require.NoError(t, err)
+	log.m[part] = nil
+	for _, line := range strings.Fields(string(b)) {
+		e, err := hex.DecodeString(line)
+		require.NoError(t, err)
+		log.m[part] = append(log.m[part], e)
+	}
+	k.m = k.fresh()
+	k.expect("g", "3", unstable)
+	k.expect(neighbour("g"), "39", "39")
+	requireCode(t, txnstate.CodeInvalidProducerEpoch, k.mark("g", tv1(pr(99, 2), false)))
+	k.mustMark("g", tv2(pr(4660, 8), true)) // staged before 3 was committed
+	k.expect("g", "3", unstable)
+	k.mustMark("g", tv2(pr(4661, 1), true))
+	k.expect("g", "6", "6")
 }
 
 // Any sequence of entries is refused or gives a sound state, whose snapshot

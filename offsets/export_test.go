@@ -14,3 +14,6 @@ func (m *Manager) Dump() string { return dump(m) }
 
 // Neighbour is another group in the same offsets partition.
 func Neighbour(group string) string { return neighbour(group) }
+
+// SetCopyFrom makes a FileLog copy files of this size.
+func (l *FileLog) SetCopyFrom(n int64) { l.copyFrom = n }

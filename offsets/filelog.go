@@ -30,10 +30,11 @@ import (
 // block cannot be told from a last block that was whole once and was damaged
 // since: both are cut.
 type FileLog struct {
-	fs   fsx.FS
-	dir  string
-	path string
-	lock io.Closer
+	fs       fsx.FS
+	dir      string
+	path     string
+	lock     io.Closer
+	copyFrom int64 // compactFrom, but in tests
 
 	// turn is held by whoever writes the file or replaces it.
 	turn chan struct{}
@@ -84,7 +85,7 @@ func OpenFileLog(dir string, fsys fsx.FS) (*FileLog, error) {
 	if fsys == nil {
 		fsys = fsx.OS()
 	}
-	l := &FileLog{fs: fsys, dir: dir, path: filepath.Join(dir, logName), turn: make(chan struct{}, 1)}
+	l := &FileLog{fs: fsys, dir: dir, path: filepath.Join(dir, logName), copyFrom: compactFrom, turn: make(chan struct{}, 1)}
 	if err := l.open(); err != nil {
 		return nil, fmt.Errorf("offsets: open %s: %w", l.path, err)
 	}

@@ -24,31 +24,36 @@ func (l *FileLog) recover() error {
 		_ = l.file.Close() // not trusted, so neither is its error
 		l.file = nil
 	}
-	index := map[int32][]record{}
-	src, err := l.fs.OpenFile(l.path, os.O_RDONLY, 0)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		src = nil
-	case err != nil:
-		return err
-	default:
-		defer func() { _ = src.Close() }() // it was read only
-		found, err := scan(src)
-		if err != nil {
-			return err
-		}
-		for _, r := range found.records {
-			if r.kind == recordReplace {
-				index[r.partition] = nil
-			}
-			index[r.partition] = append(index[r.partition], r)
-		}
-	}
-	c, err := l.copy(src, index)
+	c, err := l.copyWhole()
 	if err != nil {
 		return err
 	}
 	return l.adopt(c)
+}
+
+// copyWhole copies what is whole in the file under the log's name. The file is
+// closed when it returns, for some systems let no open file be replaced.
+func (l *FileLog) copyWhole() (*copied, error) {
+	src, err := l.fs.OpenFile(l.path, os.O_RDONLY, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return l.copy(nil, nil)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = src.Close() }() // it was read only
+	found, err := scan(src)
+	if err != nil {
+		return nil, err
+	}
+	index := map[int32][]record{}
+	for _, r := range found.records {
+		if r.kind == recordReplace {
+			index[r.partition] = nil
+		}
+		index[r.partition] = append(index[r.partition], r)
+	}
+	return l.copy(src, index)
 }
 
 // compact copies the file when most of it is out of date. The log goes on with
@@ -56,7 +61,7 @@ func (l *FileLog) recover() error {
 // is held.
 func (l *FileLog) compact() {
 	l.mu.Lock()
-	due := l.usable() == nil && l.end >= max(compactFrom, l.tryAt) && l.end > 2*l.live &&
+	due := l.usable() == nil && l.end >= max(l.copyFrom, l.tryAt) && l.end > 2*l.live &&
 		// Some systems let no file be replaced that somebody has open.
 		l.readers == 0
 	l.mu.Unlock()

@@ -464,4 +464,3 @@ func FuzzFile(f *testing.F) {
 		}
 	})
 }
-
