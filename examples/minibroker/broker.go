@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kafkatxn/kafkatxn/fence"
 	"github.com/kafkatxn/kafkatxn/internal/fsx"
 	"github.com/kafkatxn/kafkatxn/markers"
 	kxoffsets "github.com/kafkatxn/kafkatxn/offsets"
@@ -230,7 +229,7 @@ func (b *Broker) open(ctx context.Context, disk *dir) (err error) {
 	if disk != nil {
 		files = cfg.FS
 	}
-	b.topics, err = openTopics(files, filepath.Join(cfg.Dir, "topics"), cfg.Fsync == Always, fence.Config{}, cfg.NodeID, cfg.Limits.Partitions)
+	b.topics, err = openTopics(files, filepath.Join(cfg.Dir, "topics"), cfg)
 	if err != nil {
 		return fmt.Errorf("minibroker: %w", err)
 	}

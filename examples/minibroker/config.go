@@ -42,6 +42,7 @@ const (
 type Limits struct {
 	Connections  int // at a time; 4096. One more is closed at once.
 	FrameBytes   int // of one produce request; 100 MiB, and other requests have an eighth of it
+	BatchBytes   int // of a record batch; 1048588, as Kafka. More is MESSAGE_TOO_LARGE.
 	Partitions   int // of all topics; 20000. More is POLICY_VIOLATION.
 	Groups       int // with members, or remembered; 10000. More is POLICY_VIOLATION.
 	GroupMembers int // of one group; 1000. More is GROUP_MAX_SIZE_REACHED.
@@ -127,6 +128,7 @@ func (c Config) withDefaults() Config {
 	}
 	def(&c.Limits.Connections, 4096)
 	def(&c.Limits.FrameBytes, 100<<20)
+	def(&c.Limits.BatchBytes, 1048588) // max.message.bytes
 	def(&c.Limits.Partitions, 20000)
 	def(&c.Limits.Groups, 10000)
 	def(&c.Limits.GroupMembers, 1000)
@@ -174,7 +176,7 @@ func (c Config) validate() error {
 	complain(c.AbortInterval < 0 || c.RebalanceDelay < 0, "Config has a negative duration")
 	complain(c.AutoCreatePartitions < 0, "Config.AutoCreatePartitions is %d", c.AutoCreatePartitions)
 	l := c.Limits
-	complain(min(l.Connections, l.FrameBytes, l.Partitions, l.Groups, l.GroupMembers) < 0, "Config.Limits has a negative limit")
+	complain(min(l.Connections, l.FrameBytes, l.BatchBytes, l.Partitions, l.Groups, l.GroupMembers) < 0, "Config.Limits has a negative limit")
 	if c.Advertise != "" {
 		_, _, err := splitHostPort(c.Advertise)
 		complain(err != nil, "Config.Advertise: %v", err)

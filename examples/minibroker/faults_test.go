@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kafkatxn/kafkatxn/txnstate"
+	"github.com/kafkatxn/kafkatxn/txnstate/memstore"
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -114,6 +115,41 @@ func TestWhenAFencedProducerIsRefused(t *testing.T) {
 		require.Eventually(t, func() bool { return state(t, b, "tx") == txnstate.CompleteAbort }, limit, time.Millisecond)
 		refused(t, kerr.InvalidProducerEpoch, write(2))
 	}
+}
+
+// A topic that is deleted in the middle of a transaction holds it up no more than
+// the others: there is nobody left to tell (I12).
+func TestATopicThatIsDeletedInTheMiddle(t *testing.T) {
+	b := start(t, listening(Config{Topics: map[string]int32{"t": 1, "gone": 1}}))
+	c := open(t, b, "tx", "stays")
+	require.NoError(t, c.ProduceSync(ctxFor(t), &kgo.Record{Topic: "gone"}).FirstErr())
+	del := kmsg.NewPtrDeleteTopicsRequest()
+	del.TopicNames = []string{"gone"}
+	refused(t, nil, ask[*kmsg.DeleteTopicsResponse](t, b, del, 5).Topics[0].ErrorCode)
+	refused(t, nil, create(t, b, createTopic("gone", 1))[0].ErrorCode)
+	require.NoError(t, c.EndTransaction(ctxFor(t), kgo.TryCommit))
+	require.Eventually(t, func() bool { return state(t, b, "tx") == txnstate.CompleteCommit }, limit, time.Millisecond)
+	require.Len(t, poll(t, connect(t, b, kgo.ConsumeTopics("t"), kgo.FetchIsolationLevel(kgo.ReadCommitted())), 1), 1)
+}
+
+// A program can bring its own store of transactional ids, which outlives the
+// broker.
+func TestAStoreOfTheProgramsOwn(t *testing.T) {
+	store := memstore.New()
+	cfg := listening(Config{Topics: map[string]int32{"t": 1}, OpenStore: func() (txnstate.Store, error) { return store, nil }})
+	b, stop, err := Start(context.Background(), cfg)
+	require.NoError(t, err)
+	c := open(t, b, "tx", "x")
+	require.NoError(t, c.EndTransaction(ctxFor(t), kgo.TryCommit))
+	c.Close()
+	require.NoError(t, stop())
+	require.NoError(t, stop())
+	b = start(t, cfg)
+	require.Equal(t, txnstate.CompleteCommit, state(t, b, "tx"))
+	broken := errors.New("no store")
+	cfg.OpenStore = func() (txnstate.Store, error) { return nil, broken }
+	_, _, err = Start(context.Background(), cfg)
+	require.ErrorIs(t, err, broken)
 }
 
 func TestABrokerThatDoesNotRunSaysSo(t *testing.T) {

@@ -25,9 +25,9 @@ const leaderEpoch = 0
 // implements wire.Log. With a file, readers see only what is on the disk; without
 // one, everything is kept in memory.
 type partitionLog struct {
-	name  string // topic/partition, for errors
-	file  *journal
-	fence fence.Config
+	name     string // topic/partition, for errors
+	file     *journal
+	maxBatch int // bytes
 
 	mu      sync.Mutex // never held during I/O
 	state   *fence.Partition
@@ -73,14 +73,14 @@ const (
 	batchHeader         = 61
 )
 
-func newPartitionLog(name string, fc fence.Config) *partitionLog {
-	return &partitionLog{name: name, fence: fc, state: fence.NewPartition(fc), waiting: map[chan<- struct{}]struct{}{}}
+func newPartitionLog(name string, maxBatch int) *partitionLog {
+	return &partitionLog{name: name, maxBatch: maxBatch, state: fence.NewPartition(fence.Config{}), waiting: map[chan<- struct{}]struct{}{}}
 }
 
 // openPartitionLog reads a log from its file, which need not exist. Nothing else
 // uses l yet.
-func openPartitionLog(name string, fc fence.Config, fsys fsx.FS, path string, fsync bool) (*partitionLog, error) {
-	l := newPartitionLog(name, fc)
+func openPartitionLog(name string, maxBatch int, fsys fsx.FS, path string, fsync bool) (*partitionLog, error) {
+	l := newPartitionLog(name, maxBatch)
 	var err error
 	l.file, err = openJournal(fsys, path, fsync, l.replay)
 	if err != nil {
@@ -150,6 +150,9 @@ func (l *partitionLog) Append(_ context.Context, b []byte, admit func(p *fence.P
 	}
 	if size != len(b) {
 		return txnstate.CodeCorruptMessage.Errorf("", "a batch of %d bytes in %d", size, len(b))
+	}
+	if size > l.maxBatch {
+		return txnstate.CodeMessageTooLarge.Errorf("", "a batch of %d bytes, and partition %s takes %d", size, l.name, l.maxBatch)
 	}
 	end, r, err := l.enqueue(h, b, admit)
 	if err != nil || r == nil {

@@ -53,9 +53,8 @@ type topics struct {
 	fsys  fsx.FS // nil: in memory
 	dir   string
 	fsync bool
-	fence fence.Config
 	node  markers.Target
-	limit int // partitions of all topics
+	limit Limits
 
 	change sync.Mutex // one topic is made or deleted at a time; held during I/O
 	failed error      // a change that failed: what is on the disk is known at the next start
@@ -87,9 +86,9 @@ type topicJSON struct {
 }
 
 // openTopics reads the table and every log. fsys nil keeps all in memory.
-func openTopics(fsys fsx.FS, dir string, fsync bool, fc fence.Config, node int32, limit int) (*topics, error) {
+func openTopics(fsys fsx.FS, dir string, cfg Config) (*topics, error) {
 	ts := &topics{
-		fsys: fsys, dir: dir, fsync: fsync, fence: fc, node: markers.Target(node), limit: limit,
+		fsys: fsys, dir: dir, fsync: cfg.Fsync == Always, node: markers.Target(cfg.NodeID), limit: cfg.Limits,
 		byName: map[string]*topic{}, byID: map[[16]byte]*topic{},
 	}
 	// Groups stand for its partitions; nothing else is ever in it. The id is
@@ -140,7 +139,7 @@ func (ts *topics) open(base string) error {
 		return fmt.Errorf("%s: topic %q is there twice", dir, t.name)
 	}
 	for p := range t.logs {
-		t.logs[p], err = openPartitionLog(logName(t.name, p), ts.fence, ts.fsys, logFile(dir, p), ts.fsync)
+		t.logs[p], err = openPartitionLog(logName(t.name, p), ts.limit.BatchBytes, ts.fsys, logFile(dir, p), ts.fsync)
 		if err != nil {
 			return err
 		}
@@ -235,7 +234,7 @@ func (ts *topics) create(name string, partitions int32, dryRun bool) (*topic, er
 	}
 	dir := filepath.Join(ts.dir, hex.EncodeToString(t.id[:]))
 	for p := range t.logs {
-		t.logs[p] = newPartitionLog(logName(name, p), ts.fence)
+		t.logs[p] = newPartitionLog(logName(name, p), ts.limit.BatchBytes)
 		if ts.fsys != nil {
 			t.logs[p].file = newJournal(ts.fsys, logFile(dir, p), ts.fsync)
 		}
@@ -281,8 +280,8 @@ func (ts *topics) admit(name string, partitions int32) error {
 			}
 		}
 	}
-	if int(partitions) > ts.limit-ts.count {
-		return kafkaErrorf(kerr.PolicyViolation, "%d more partitions, and %d of %d are there", partitions, ts.count, ts.limit)
+	if int(partitions) > ts.limit.Partitions-ts.count {
+		return kafkaErrorf(kerr.PolicyViolation, "%d more partitions, and %d of %d are there", partitions, ts.count, ts.limit.Partitions)
 	}
 	return nil
 }
