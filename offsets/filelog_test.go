@@ -144,6 +144,23 @@ func TestDamageInTheMiddleIsRefused(t *testing.T) {
 	require.ErrorContains(t, err, fmt.Sprintf("damage at byte %d: block 3 where block 2 belongs", at[1]))
 }
 
+// Damage that comes after the file was opened is seen when it is read.
+func TestDamageUnderAnOpenLogIsRefused(t *testing.T) {
+	fsys := fsx.Mem()
+	l := openLog(t, fsys)
+	appendTo(t, l, 0, "a", "b")
+	appendTo(t, l, 1, "c")
+	at := l.index[0][0].at
+	f, err := fsys.OpenFile(logFile, os.O_RDWR, 0)
+	require.NoError(t, err)
+	_, err = f.WriteAt([]byte("X"), at+recordHeader+5)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	err = l.Replay(ctx, 0, func([]byte) error { return nil })
+	require.ErrorContains(t, err, fmt.Sprintf("%s: damage at byte %d", logFile, at))
+	require.Equal(t, "c", replayed(t, l, 1))
+}
+
 // What a client put into an entry is never taken for a block.
 func TestABlockInAnEntryIsNone(t *testing.T) {
 	fsys := fsx.Mem()

@@ -205,6 +205,20 @@ func aHookThatBlocks(t *testing.T) {
 	k.restart()
 }
 
+func TestAFunctionIsAHook(t *testing.T) {
+	var told []Offset
+	k := newKit(t, func(c *Config) {
+		c.Hook = OffsetHookFunc(func(_ context.Context, group string, os []Offset) error {
+			require.Equal(t, "g", group)
+			told = append(told, os...)
+			return nil
+		})
+	})
+	k.commit("g", at(5))
+	require.Len(t, told, 1)
+	require.EqualValues(t, 5, told[0].Offset)
+}
+
 // The hook may use the Manager.
 func TestTheHookMayCallTheManager(t *testing.T) {
 	k, store, _ := newHookKit(t)

@@ -346,6 +346,7 @@ func partitionsThatAreNotServed(t *testing.T) {
 	_, err = k.m.Fetch("g", nil, true)
 	requireCode(t, txnstate.CodeCoordinatorLoading, err)
 	requireCode(t, txnstate.CodeCoordinatorLoading, k.stage("g", pr(1, 0), at(9)))
+	requireCode(t, txnstate.CodeCoordinatorLoading, k.m.DeleteTopic(ctx, "in"))
 	close(goOn)
 	require.NoError(t, <-loaded)
 	log.set(nil, nil)

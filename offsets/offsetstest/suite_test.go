@@ -215,12 +215,27 @@ func TestWrongLogsAreCaught(t *testing.T) {
 			}}
 		}},
 		{"keeps the caller's slices", "the log keeps none of the slices it is given", func(offsets.Log) offsets.Log {
+			var mu sync.Mutex
 			kept := map[int32][][]byte{}
-			return &wrong{Log: offsets.NewMemLog(),
-				appendTo: func(_ offsets.Log, p int32, es [][]byte) error { kept[p] = append(kept[p], es...); return nil },
-				rewrite:  func(_ offsets.Log, p int32, es [][]byte) error { kept[p] = es; return nil },
+			return &wrong{
+				Log: offsets.NewMemLog(),
+				appendTo: func(_ offsets.Log, p int32, es [][]byte) error {
+					mu.Lock()
+					defer mu.Unlock()
+					kept[p] = append(kept[p], es...)
+					return nil
+				},
+				rewrite: func(_ offsets.Log, p int32, es [][]byte) error {
+					mu.Lock()
+					defer mu.Unlock()
+					kept[p] = es
+					return nil
+				},
 				replay: func(_ offsets.Log, p int32, f func([]byte) error) error {
-					for _, e := range kept[p] {
+					mu.Lock()
+					es := kept[p]
+					mu.Unlock()
+					for _, e := range es {
 						if err := f(e); err != nil {
 							return err
 						}
@@ -294,8 +309,11 @@ func TestWrongLogsAreCaught(t *testing.T) {
 				p  int32
 				es [][]byte
 			}
+			var mu sync.Mutex
 			var late []held
 			return &wrong{Log: next, appendTo: func(next offsets.Log, p int32, es [][]byte) error {
+				mu.Lock()
+				defer mu.Unlock()
 				f := next.(*Faulty)
 				before := entries(f.Log, p)
 				if err := f.Append(bg, p, es); err != nil {
@@ -366,4 +384,5 @@ func TestFaulty(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, f.Rewrite(ctx, 0, es), context.Canceled)
 	require.Equal(t, "Fate(9)", Fate(9).String())
+	require.NoError(t, (&Faulty{Log: offsets.NewMemLog()}).Append(bg, 0, es))
 }
