@@ -7,28 +7,49 @@ import (
 	"time"
 )
 
-// A batch of interrupted scenarios is no larger than this, and no new scenario is
-// begun after some time: the transactions of the first, of 60 s at least, must
-// not time out before the last is done.
+// The scenarios that wait together for Between must be done before their
+// transactions, of 60 s at least, time out: the first halves get some time, and
+// how many there are follows from how long the second halves took before.
 const (
-	maxBatch  = 400
-	batchTime = 12 * time.Second // at most, less where Between takes long
-	txnTime   = 50 * time.Second // for everything together
+	maxBatch   = 400
+	firstAlone = 8                // scenarios in the first batch of those that go one by one
+	halfTime   = 12 * time.Second // for the first halves, and for the second ones
+	txnTime    = 50 * time.Second // for everything together
 )
 
-// halfTime is how long the first halves may take if Between takes this long.
-func halfTime(between time.Duration) time.Duration {
-	return min(batchTime, max(time.Second, (txnTime-between)/2))
+// pace is what was learnt from the batches before.
+type pace struct {
+	batch int           // scenarios in the next one, at most
+	half  time.Duration // for its first halves
+}
+
+func newPace(oneByOne bool) pace {
+	if oneByOne {
+		return pace{firstAlone, halfTime}
+	}
+	return pace{maxBatch, halfTime}
+}
+
+// after is the pace after n scenarios for which Between and the second halves
+// took this long.
+func (p pace) after(n int, between, second time.Duration) pace {
+	half := min(halfTime, max(time.Second, (txnTime-between)/2))
+	next := maxBatch
+	if second > 0 && n > 0 {
+		next = int(min(float64(maxBatch), float64(n)*float64(half)/float64(second)))
+	}
+	// not more than four times as many: those may be of a slower kind
+	return pace{max(1, min(next, 4*n)), half}
 }
 
 // interrupted replays with Between in the middle.
 func (e *env) interrupted(ctx context.Context, oneByOne bool, runs []*replay) error {
-	var took time.Duration
+	pace := newPace(oneByOne)
 	for len(runs) > 0 {
 		begin := time.Now()
-		batch := runs[:min(len(runs), maxBatch)]
+		batch := runs[:min(len(runs), pace.batch)]
 		if err := e.each(ctx, oneByOne, batch, func(ctx context.Context, r *replay) error {
-			if r != batch[0] && time.Since(begin) > halfTime(took) {
+			if r != batch[0] && time.Since(begin) > pace.half {
 				return nil
 			}
 			r.cut = r.sc.cut(e.o.mayForget)
@@ -54,7 +75,7 @@ func (e *env) interrupted(ctx context.Context, oneByOne bool, runs []*replay) er
 		if err := e.awake(ctx); err != nil {
 			return fmt.Errorf("between the halves: %w", err)
 		}
-		took = time.Since(called)
+		took := time.Since(called)
 		var scs []*Scenario
 		for _, r := range batch[:n] {
 			scs = append(scs, r.sc)
@@ -62,6 +83,7 @@ func (e *env) interrupted(ctx context.Context, oneByOne bool, runs []*replay) er
 		if err := e.learnEpoch(ctx, scs); err != nil {
 			return err
 		}
+		resumed := time.Now()
 		if err := e.each(ctx, oneByOne, batch[:n], func(ctx context.Context, r *replay) error {
 			if r.ended {
 				return nil
@@ -75,6 +97,7 @@ func (e *env) interrupted(ctx context.Context, oneByOne bool, runs []*replay) er
 		}); err != nil {
 			return err
 		}
+		pace = pace.after(n, took, time.Since(resumed))
 		runs = runs[n:]
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -274,5 +275,25 @@ func TestMarkersByHandFollowTheCoordinatorsEpoch(t *testing.T) {
 	r, err := Check(t.Context(), "nowhere", o)
 	if err != nil || !r.OK() || !slices.Equal(sent, []int32{-1, 9, 13}) {
 		t.Errorf("%v: sent %v, want -1, which is none, then 0 and 4 counted from 9\n%+v", err, sent, r.Suites[0].Differences)
+	}
+}
+
+// Slow restarts leave less time for the first halves, slow second halves make the
+// batches smaller.
+func TestBatchesAreDoneBeforeTransactionsTimeOut(t *testing.T) {
+	for _, c := range []struct {
+		n               int
+		between, second time.Duration
+		want            pace
+	}{
+		{8, time.Second, 40 * time.Millisecond, pace{32, 12 * time.Second}},
+		{200, time.Second, 40 * time.Millisecond, pace{400, 12 * time.Second}},
+		{8, 30 * time.Second, 20 * time.Second, pace{4, 10 * time.Second}},
+		{8, 2 * time.Minute, time.Minute, pace{1, time.Second}},
+		{400, 0, 48 * time.Second, pace{100, 12 * time.Second}},
+	} {
+		if got := newPace(true).after(c.n, c.between, c.second); got != c.want {
+			t.Errorf("after %d scenarios, Between of %v and second halves of %v: %v, want %v", c.n, c.between, c.second, got, c.want)
+		}
 	}
 }
