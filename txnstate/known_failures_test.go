@@ -149,3 +149,33 @@ func TestF06_DescribeDoesNotMixTwoTransactionsOfOneProducer(t *testing.T) {
 		require.Equal(t, []txnstate.Participant{tp0}, rec.Participants)
 	})
 }
+
+// F23, KAFKA-14904: while the store takes its time over adding one partition,
+// whether another is in the transaction is answered at once.
+func TestF23_VerificationWaitsForNoChangeThatIsUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScriptStore()
+		c := start(t, txnstate.Config{Store: s})
+		p := initID(t, c, "t")
+		require.NoError(t, add(c, "t", p, txnstate.TV0, tp0))
+		gate := make(chan struct{})
+		writes := 0
+		s.onSwap = func(txnstate.Record, txnstate.Durability) (before, after error) { writes++; <-gate; return nil, nil }
+		added := make(chan error, 1)
+		go func() { added <- add(c, "t", p, txnstate.TV0, tp1) }()
+		synctest.Wait()
+		for range 3 {
+			missing, err := c.Verify(bg, "t", txnstate.Verify{Producer: p, Participants: []txnstate.Participant{tp0, tp1}})
+			require.NoError(t, err)
+			require.Equal(t, []txnstate.Participant{tp1}, missing, "what is being added is not there yet")
+			_, err = c.Verify(bg, "t", txnstate.Verify{Producer: txnstate.Producer{ID: p.ID, Epoch: 9}, Participants: []txnstate.Participant{tp0}})
+			require.ErrorIs(t, err, txnstate.ErrProducerFenced)
+		}
+		close(gate)
+		require.NoError(t, <-added)
+		missing, err := c.Verify(bg, "t", txnstate.Verify{Producer: p, Participants: []txnstate.Participant{tp0, tp1}})
+		require.NoError(t, err)
+		require.Empty(t, missing)
+		require.Equal(t, 1, writes)
+	})
+}

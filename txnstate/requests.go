@@ -91,11 +91,35 @@ func (c *Coordinator) Add(ctx context.Context, txnID string, ev Add) error {
 }
 
 // Verify returns those of the participants that are not in the open transaction.
+// Where a change of the id is under way it doesn't wait, and goes by what is
+// stored: while a partition is being added the producer may write to the others
+// (KAFKA-14904).
 func (c *Coordinator) Verify(ctx context.Context, txnID string, ev Verify) (missing []Participant, err error) {
 	if err := notEmpty(txnID); err != nil {
 		return nil, err
 	}
-	r, err := c.do(ctx, txnID, ev)
+	if !c.life.with(func(run context.Context) { missing, err = c.verify(run, ctx, txnID, ev) }) {
+		return nil, c.notRunning(txnID)
+	}
+	return missing, err
+}
+
+func (c *Coordinator) verify(run, ctx context.Context, txnID string, ev Verify) ([]Participant, error) {
+	epoch, err := c.owned(txnID)
+	if err != nil {
+		return nil, err
+	}
+	load, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(run, cancel)()
+	var r result
+	if unlock, free := c.locks.try(txnID); free {
+		r, err = c.apply(load, txnID, ev, epoch, time.Time{})
+		unlock()
+	} else if r.from, err = c.load(load, txnID); err == nil {
+		r.Decision, err = Step(r.from, ev, c.cfg.Now())
+	}
+	c.perform(run, txnID, ev, r, err)
 	return r.Missing, err
 }
 
