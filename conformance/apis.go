@@ -136,7 +136,7 @@ func (a apis) missing(scs []*Scenario, o Options) []string {
 		} else {
 			have += " (wanted in version " + list + ")"
 		}
-		out = append(out, fmt.Sprintf("%d requests are %s, which the broker %s", n, kmsg.NameForKey(k), have))
+		out = append(out, fmt.Sprintf("%d requests are %s, which the broker %s", n, apiName(k), have))
 	}
 	return out
 }

@@ -236,5 +236,16 @@ func (c handlerConn) Raw(ctx context.Context, key, version int16, body []byte) (
 }
 
 func describe(key, version int16) string {
-	return fmt.Sprintf("%s v%d", kmsg.NameForKey(key), version)
+	return fmt.Sprintf("%s v%d", apiName(key), version)
+}
+
+// apiName is Kafka's name of an API, where kmsg's differs.
+func apiName(key int16) string {
+	switch key {
+	case 22:
+		return "InitProducerId"
+	case 30:
+		return "CreateAcls"
+	}
+	return kmsg.NameForKey(key)
 }

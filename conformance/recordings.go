@@ -19,13 +19,13 @@ var recordings embed.FS
 
 // Suite is a recording: scenarios that exercise one part of the protocol.
 type Suite struct {
-	Name      string
-	About     string // what it exercises
-	Source    string // what gave the answers: product, version, settings that matter
-	Needs     string // what the broker must have or be set to, beside transactions; may be empty
-	Scenarios int
-	Answers   int  // steps of all scenarios
-	OneByOne  bool // replayed one scenario at a time
+	Name      string `json:"suite"`
+	About     string `json:"about,omitempty"` // what it exercises
+	Source    string `json:"source"`          // what gave the answers: product, version, settings that matter
+	Needs     string `json:"needs,omitempty"` // what the broker must have or be set to, beside transactions
+	Scenarios int    `json:"scenarios"`
+	Answers   int    `json:"answers"`  // steps of all scenarios
+	OneByOne  bool   `json:"oneByOne"` // replayed one scenario at a time
 }
 
 // about is what is known of the recordings beyond their bytes.
