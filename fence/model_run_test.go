@@ -130,7 +130,8 @@ func TestLeaderAgainstModel(t *testing.T) {
 					return
 				}
 				want := txnstate.CodeNone
-				if m.producer(b.Producer.ID).broken {
+				mp := m.producer(b.Producer.ID)
+				if v := viewOf(mp.items, all); mp.broken || v.open && b.Producer.Epoch > v.epoch {
 					want = txnstate.CodeNotEnoughReplicas
 				}
 				r, err := p.ReserveOffsets(b.Producer, g, m.now)

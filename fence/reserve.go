@@ -103,6 +103,9 @@ func (p *Partition) ReserveOffsets(who txnstate.Producer, g Guard, nowMs int64) 
 	if err := p.admitted(who, t, e, g); err != nil {
 		return Reservation{}, err
 	}
+	if t.open && who.Epoch > t.epoch {
+		return Reservation{}, unfinished(who, t.epoch)
+	}
 	if who.Epoch < t.epoch {
 		return Reservation{}, stale(who, t.epoch)
 	}

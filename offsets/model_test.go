@@ -268,7 +268,11 @@ func (w *world) stage(group string) {
 	}
 	require.NoError(w.t, err)
 	require.Equal(w.t, !(open && p.Epoch == epoch), ask)
-	w.request(partition, change{what: "stage", group: group, pr: p, os: os}, txnstate.CodeNone, func() error {
+	want := txnstate.CodeNone
+	if open && p.Epoch > epoch {
+		want = txnstate.CodeNotEnoughReplicas // the marker of the transaction before is missing (F38)
+	}
+	w.request(partition, change{what: "stage", group: group, pr: p, os: os}, want, func() error {
 		_, err := w.m.Stage(ctx, group, p, g, os)
 		return err
 	})
