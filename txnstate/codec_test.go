@@ -99,7 +99,7 @@ func TestRecordsOfFormat1AreReadForEver(t *testing.T) {
 }
 
 // F36: a million ids are known at once, so an idle one is small.
-func TestAnIdleRecordIsSmall(t *testing.T) {
+func TestF36_AnIdleRecordIsSmall(t *testing.T) {
 	r := recordVectors()["idle"]
 	if n := len(AppendRecord(nil, r)) - len(r.TxnID); n > 40 {
 		t.Errorf("%d bytes and the id", n)

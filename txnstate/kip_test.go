@@ -199,7 +199,7 @@ func TestARepeatedInitIsAnsweredTheSame(t *testing.T) {
 }
 
 // KAFKA-5283: at the end of the epochs a new producer id is given.
-func TestARotationIsRepeatableOnce(t *testing.T) {
+func TestF19_ARotationIsRepeatableOnce(t *testing.T) {
 	for _, reload := range []bool{false, true} {
 		s := scriptAt(t, MaxEpoch)
 		s.want("0 100/0", initAs(7, MaxEpoch))
@@ -221,7 +221,7 @@ func TestARotationIsRepeatableOnce(t *testing.T) {
 // A pair that is not the present one meets an internal error where the epochs are
 // used up, and 90 everywhere else. It is Kafka 4.4's answer, probed (F19 would
 // have 90).
-func TestAStalePairAtTheEndOfTheEpochs(t *testing.T) {
+func TestF19_AStalePairAtTheEndOfTheEpochs(t *testing.T) {
 	s := scriptAt(t, MaxEpoch)
 	s.want("-1", initAs(7, MaxEpoch-2))
 	s.want("90", initAs(8, MaxEpoch))
@@ -243,7 +243,7 @@ func TestARotationByEndTxnIsRepeatableByInitOnce(t *testing.T) {
 
 // F34, KAFKA-18019: an id that expired is unknown; a producer that initialises
 // with what it had gets another producer id, so it can't duplicate anything.
-func TestAnExpiredIDIsUnknown(t *testing.T) {
+func TestF34_AnExpiredIDIsUnknown(t *testing.T) {
 	s := scriptAt(t, 3)
 	s.now += 7 * 24 * 3600 * 1000
 	s.want("0", Expire{AfterMs: 7 * 24 * 3600 * 1000})
@@ -261,7 +261,7 @@ func TestAnExpiredIDIsUnknown(t *testing.T) {
 
 // KAFKA-5279, F34: use restarts the idle clock, an answer without a write does
 // not, and an open or prepared transaction never expires.
-func TestOnlyIdleIDsExpire(t *testing.T) {
+func TestF34_OnlyIdleIDsExpire(t *testing.T) {
 	const week = 1000
 	s := newScript(t)
 	due := func(want bool) {
@@ -292,7 +292,7 @@ func TestOnlyIdleIDsExpire(t *testing.T) {
 
 // KAFKA-14417, KAFKA-14694: no id to be had is for the caller to retry, and
 // changes nothing.
-func TestWithoutAProducerIDNothingChanges(t *testing.T) {
+func TestF19_WithoutAProducerIDNothingChanges(t *testing.T) {
 	s := newScript(t)
 	s.nextID = 0
 	s.want("14", initNew())
@@ -310,7 +310,7 @@ func TestWithoutAProducerIDNothingChanges(t *testing.T) {
 
 // KAFKA-5231, F18, F39: the open transaction of the holder before is aborted, with
 // the epoch bumped once, and its participants are told before anybody goes on.
-func TestInitOverAnOpenTransactionAbortsIt(t *testing.T) {
+func TestF18_F39_InitOverAnOpenTransactionAbortsIt(t *testing.T) {
 	for _, v := range []TransactionVersion{TV1, TV2} {
 		s := newScript(t)
 		s.want("0 100/0", onServer(v, initNew()))
@@ -336,7 +336,7 @@ func TestInitOverAnOpenTransactionAbortsIt(t *testing.T) {
 }
 
 // F18: a failed write is told as such, not as 51.
-func TestInitOverAnOpenTransactionThatCantBeStored(t *testing.T) {
+func TestF18_InitOverAnOpenTransactionThatCantBeStored(t *testing.T) {
 	s := scriptAt(t, 0)
 	s.want("0", add(7, 0, a0))
 	s.down = true
@@ -348,7 +348,7 @@ func TestInitOverAnOpenTransactionThatCantBeStored(t *testing.T) {
 }
 
 // F18: a decided commit is finished, not aborted, by the next holder.
-func TestInitOverADecidedCommitLeavesItCommitted(t *testing.T) {
+func TestF18_W34_InitOverADecidedCommitLeavesItCommitted(t *testing.T) {
 	for _, end := range []End{commit1(7, 0), commit(7, 0)} {
 		s := scriptAt(t, 0)
 		s.want("0", add(7, 0, a0))
@@ -386,7 +386,7 @@ func TestTwoPlainInitsFenceEachOther(t *testing.T) {
 }
 
 // KAFKA-19367, F20: under TV2 the abort of a takeover is the one bump.
-func TestATakeoverUsesTwoEpochsExactly(t *testing.T) {
+func TestF20_ATakeoverUsesTwoEpochsExactly(t *testing.T) {
 	for e := int16(32760); e <= MaxEpoch; e++ {
 		for _, v := range []TransactionVersion{TV1, TV2} {
 			s := scriptAt(t, e)
@@ -415,7 +415,7 @@ func TestATakeoverUsesTwoEpochsExactly(t *testing.T) {
 
 // KAFKA-9666, F21: fences that can't be stored use up no epochs, nor does a crash
 // among them.
-func TestFailedFencesUseUpNoEpochs(t *testing.T) {
+func TestF21_FailedFencesUseUpNoEpochs(t *testing.T) {
 	for _, v := range []TransactionVersion{TV1, TV2} {
 		for _, sweep := range []bool{false, true} {
 			s := scriptAt(t, 7)
@@ -449,7 +449,7 @@ func TestFailedFencesUseUpNoEpochs(t *testing.T) {
 
 // KAFKA-5322, F08: adding again is harmless and writes nothing, a partition twice
 // is one, and what is refused adds nothing.
-func TestAddingIsASetOperation(t *testing.T) {
+func TestF08_AddingIsASetOperation(t *testing.T) {
 	s := scriptAt(t, 0)
 	s.want("0", add(7, 0, a0))
 	start, n := s.rec.StartMs, s.writes
@@ -479,7 +479,7 @@ func TestAddingIsASetOperation(t *testing.T) {
 }
 
 // Group and its partition of __consumer_offsets are one party, as on the wire.
-func TestAGroupIsItsOffsetsPartition(t *testing.T) {
+func TestW9_AGroupIsItsOffsetsPartition(t *testing.T) {
 	s := scriptAt(t, 0)
 	g := Group("g")
 	s.want("0", Add{Producer: p(7, 0), Participants: []Participant{g}, Client: TV0})
@@ -493,7 +493,7 @@ func TestAGroupIsItsOffsetsPartition(t *testing.T) {
 
 // KAFKA-14904, F23: verification answers from the record, writes nothing and opens
 // nothing.
-func TestVerificationChangesNothing(t *testing.T) {
+func TestF23_VerificationChangesNothing(t *testing.T) {
 	s := scriptAt(t, 1)
 	s.want("120", verify(7, 1, a0))
 	s.be("Empty 7/1")
@@ -520,7 +520,7 @@ func TestVerificationChangesNothing(t *testing.T) {
 
 // KAFKA-9600, F16: clients must have the epoch exactly; the refused calls change
 // nothing. KAFKA-9911, KAFKA-10687: the code is 90 here.
-func TestEpochsFromTheFutureAreRefused(t *testing.T) {
+func TestF16_EpochsFromTheFutureAreRefused(t *testing.T) {
 	s := scriptAt(t, 3)
 	s.want("0", add(7, 3, a0))
 	n, was := s.writes, s.rec
@@ -550,7 +550,7 @@ func TestEpochsFromTheFutureAreRefused(t *testing.T) {
 
 // F05: a commit that succeeded is never reported as refused, at whichever point
 // the coordinator died; KAFKA-5059, KAFKA-5131: what is decided is finished.
-func TestEndTxnIsRepeatableAtEveryCrashPoint(t *testing.T) {
+func TestF05_EndTxnIsRepeatableAtEveryCrashPoint(t *testing.T) {
 	type point struct {
 		name string
 		to   func(s *script, end End)
@@ -601,7 +601,7 @@ func TestEndTxnIsRepeatableAtEveryCrashPoint(t *testing.T) {
 
 // F06, KAFKA-14562: a retry goes by the outcome that was decided, and under TV2 by
 // the epochs.
-func TestARetryOfTheOtherOutcomeIsRefused(t *testing.T) {
+func TestF06_ARetryOfTheOtherOutcomeIsRefused(t *testing.T) {
 	s := scriptAt(t, 4)
 	s.want("0", add(7, 4, a0))
 	s.want("0 7/5", commit(7, 4))
@@ -620,7 +620,7 @@ func TestARetryOfTheOtherOutcomeIsRefused(t *testing.T) {
 }
 
 // KAFKA-18401, KAFKA-18464, KAFKA-14563, F07: transactions without partitions.
-func TestTransactionsWithoutPartitions(t *testing.T) {
+func TestF07_TransactionsWithoutPartitions(t *testing.T) {
 	s := scriptAt(t, 0)
 	s.want("48", commit1(7, 0))
 	s.want("48", abort1(7, 0))
@@ -648,7 +648,7 @@ func TestTransactionsWithoutPartitions(t *testing.T) {
 
 // KAFKA-5268, F03: a completed record has no partitions, and the next transaction
 // has its own only; what was stored is not changed by what happens afterwards.
-func TestTheSetOfATransactionIsItsOwn(t *testing.T) {
+func TestF03_TheSetOfATransactionIsItsOwn(t *testing.T) {
 	s := scriptAt(t, 0)
 	s.want("0", add(7, 0, a0, a1))
 	open := s.rec
@@ -675,7 +675,7 @@ func TestTheSetOfATransactionIsItsOwn(t *testing.T) {
 // KAFKA-10080, F09: the last confirmation completes the transaction once; a
 // repeated one does nothing, also not to the next transaction, which under TV1 has
 // the same producer and epoch.
-func TestALateConfirmationDoesNotCompleteTheNextTransaction(t *testing.T) {
+func TestF09_W3_ALateConfirmationDoesNotCompleteTheNextTransaction(t *testing.T) {
 	s := scriptAt(t, 0)
 	for range 2 {
 		s.want("0", add(7, 0, a0))
@@ -699,7 +699,7 @@ func TestALateConfirmationDoesNotCompleteTheNextTransaction(t *testing.T) {
 
 // KAFKA-17754, F22: under TV2 a delayed request of the transaction before is told
 // from one of this transaction.
-func TestADelayedEndTxnDoesNotEndTheNextTransaction(t *testing.T) {
+func TestF22_ADelayedEndTxnDoesNotEndTheNextTransaction(t *testing.T) {
 	s := scriptAt(t, 0)
 	s.want("0", add(7, 0, a0))
 	s.want("0 7/1", commit(7, 0))
@@ -720,7 +720,7 @@ func TestADelayedEndTxnDoesNotEndTheNextTransaction(t *testing.T) {
 }
 
 // F22: under TV1 it can't be told, as in Kafka; but all of it gets one outcome.
-func TestUnderTV1ADelayedEndTxnEndsTheNextTransactionWhole(t *testing.T) {
+func TestF22_UnderTV1ADelayedEndTxnEndsTheNextTransactionWhole(t *testing.T) {
 	s := scriptAt(t, 0)
 	s.want("0", add(7, 0, a0))
 	s.want("0", commit1(7, 0))
@@ -737,7 +737,7 @@ func TestUnderTV1ADelayedEndTxnEndsTheNextTransactionWhole(t *testing.T) {
 
 // KAFKA-18660, F19: at the overflow EndTxn gives the next producer id, which is
 // told to wait, not that it is unknown, until it is in force.
-func TestEpochOverflowAtTheEndOfATransaction(t *testing.T) {
+func TestF19_W17_EpochOverflowAtTheEndOfATransaction(t *testing.T) {
 	for _, yes := range []bool{true, false} {
 		end := End{Producer: p(7, MaxEpoch), Commit: yes, Client: TV2, NewID: -1}
 		s := scriptAt(t, MaxEpoch)
@@ -858,7 +858,7 @@ func TestTheRetryRuleAfterATransactionOfTV1(t *testing.T) {
 
 // KAFKA-6119, F17: the timeout bumps the epoch once. Under TV1 its producer is
 // fenced for good.
-func TestATimedOutProducerOfTV1IsFenced(t *testing.T) {
+func TestF17_ATimedOutProducerOfTV1IsFenced(t *testing.T) {
 	s := scriptAt(t, 0)
 	s.want("0", add(7, 0, a0))
 	sweep := s.sweep(TV1)
@@ -880,7 +880,7 @@ func TestATimedOutProducerOfTV1IsFenced(t *testing.T) {
 
 // Under TV2 Kafka lets it back in by InitProducerId and by its own abort, and
 // answers its commit with 48 (90 since KAFKA-20785, which 4.4 does not have).
-func TestATimedOutProducerOfTV2MayComeBack(t *testing.T) {
+func TestF17_ATimedOutProducerOfTV2MayComeBack(t *testing.T) {
 	timedOut := func() *script {
 		s := scriptAt(t, 0)
 		s.want("0", add(7, 0, a0))
@@ -913,7 +913,7 @@ func TestATimedOutProducerOfTV2MayComeBack(t *testing.T) {
 
 // The client's abort comes between the sweep's look and its own abort: the client
 // wins and the sweep changes nothing (no fence is left pending).
-func TestTheClientsEndBeatsTheSweep(t *testing.T) {
+func TestF06_TheClientsEndBeatsTheSweep(t *testing.T) {
 	s := scriptAt(t, 0)
 	s.want("0", add(7, 0, a0))
 	sweep := s.sweep(TV2)
@@ -931,7 +931,7 @@ func TestTheClientsEndBeatsTheSweep(t *testing.T) {
 // F26: the clock starts with the first participant, later ones do not extend it,
 // an id without a transaction never times out, and two-phase commit has no
 // timeout. KAFKA-14638: the bound is strict.
-func TestTheTimeoutRunsFromTheFirstParticipant(t *testing.T) {
+func TestF26_TheTimeoutRunsFromTheFirstParticipant(t *testing.T) {
 	s := newScript(t)
 	ev := initNew()
 	ev.TimeoutMs = 1000
@@ -982,7 +982,7 @@ func TestTheTimeoutRunsFromTheFirstParticipant(t *testing.T) {
 
 // KAFKA-5415, KAFKA-8803: a clock that steps back breaks no transition and leaves
 // no id busy.
-func TestAClockThatStepsBackBreaksNothing(t *testing.T) {
+func TestF26_AClockThatStepsBackBreaksNothing(t *testing.T) {
 	s := scriptAt(t, 0)
 	for _, ev := range []Event{initNew(), add(7, 1, a0), add(7, 1, b0), commit(7, 1)} {
 		s.now -= 10_000
@@ -1003,7 +1003,7 @@ func TestAClockThatStepsBackBreaksNothing(t *testing.T) {
 
 // KAFKA-5351, F01: a write that fails leaves nothing pending: the next request is
 // answered as if the failed one had not been made.
-func TestAFailedWriteLeavesNothingBehind(t *testing.T) {
+func TestF01_AFailedWriteLeavesNothingBehind(t *testing.T) {
 	for name, c := range map[string]struct {
 		prepare []Event
 		ev      Event
@@ -1040,7 +1040,7 @@ func TestAFailedWriteLeavesNothingBehind(t *testing.T) {
 
 // F01: the write was done and the caller was told it was not. The retry ends in
 // the same answer, whatever it was.
-func TestAnAmbiguousWriteIsAnsweredByTheRetry(t *testing.T) {
+func TestF01_AnAmbiguousWriteIsAnsweredByTheRetry(t *testing.T) {
 	for name, c := range map[string]struct {
 		prepare []Event
 		ev      Event

@@ -28,7 +28,7 @@ func TestSlotsAreWhereStoredStateLies(t *testing.T) {
 
 // F35: one rule for groups, with abs of the smallest int32 being 0 and the hash
 // over UTF-16 units. The numbers are those of java.lang.String.hashCode.
-func TestGroupsLieInThePartitionThatClientsExpect(t *testing.T) {
+func TestF35_GroupsLieInThePartitionThatClientsExpect(t *testing.T) {
 	for s, want := range map[string]int32{
 		"": 0, "a": 97, "Aa": 2112, "BB": 2112, "hello": 99162322,
 		"polygenelubricants": math.MinInt32, "GydZG_": math.MinInt32, "DESIGNING WORKHOUSES": math.MinInt32,
@@ -68,7 +68,7 @@ func TestGroupsLieInThePartitionThatClientsExpect(t *testing.T) {
 
 // F35: storage, ownership and routing go by the slot alone, so that a client is
 // sent to the broker that has the state.
-func TestAllIDsOfASlotHaveOneCoordinator(t *testing.T) {
+func TestF35_W1_AllIDsOfASlotHaveOneCoordinator(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		all, alive := clusterOf(t)
 		id := rapid.String().Draw(t, "id")

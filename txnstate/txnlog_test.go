@@ -153,7 +153,7 @@ func TestWhatTheLogHasNoPlaceForIsRefused(t *testing.T) {
 
 // F02: Kafka skips records of versions it does not know and goes on; so can a
 // tool, since they are told from damaged ones.
-func TestUnknownVersionsAreToldFromDamage(t *testing.T) {
+func TestF02_UnknownVersionsAreToldFromDamage(t *testing.T) {
 	if _, err := DecodeLogKey([]byte{0, 1, 9, 9}); !errors.Is(err, ErrLogVersion) || errors.Is(err, ErrDamaged) {
 		t.Errorf("key: %v", err)
 	}
