@@ -275,8 +275,8 @@ func TestHooksMayCallBack_F15(t *testing.T) {
 			Transition: func(_ txnstate.State, r txnstate.Record) { back(r.TxnID) },
 			Refused:    func(id, _ string, _ error) { back(id) },
 		}})
+	initID(t, c, "a")
 	p := initID(t, c, "a")
-	p = initID(t, c, "a")
 	require.NoError(t, add(c, "a", p, txnstate.TV2, tp0))
 	_, err := c.End(bg, "a", txnstate.End{Producer: p, Commit: true, Client: txnstate.TV2})
 	require.NoError(t, err)
@@ -508,11 +508,11 @@ func TestLimitsRefuseAndChangeNothing_I13_F36(t *testing.T) {
 	s := newScriptStore()
 	c := start(t, txnstate.Config{Store: s, EndWait: txnstate.AnswerWhenApplied, ExpireAfter: time.Millisecond,
 		Limits: txnstate.Limits{TransactionalIDs: 2, Participants: 2, MaxTimeout: time.Minute}})
-	p := initID(t, c, "a")
+	initID(t, c, "a")
 	initID(t, c, "b")
 	_, err := c.Init(bg, "c", txnstate.Init{Expected: txnstate.NoProducer, TimeoutMs: 1})
 	require.ErrorIs(t, err, txnstate.ErrCoordinatorNotAvailable, "retriable: there may be room later")
-	p = initID(t, c, "a") // a known id is served at the limit
+	p := initID(t, c, "a") // a known id is served at the limit
 	require.NoError(t, add(c, "a", p, txnstate.TV0, tp0, tp1))
 	require.NoError(t, add(c, "a", p, txnstate.TV0, tp1))
 	require.ErrorIs(t, add(c, "a", p, txnstate.TV0, tp0, txnstate.Group("g")), txnstate.ErrPolicyViolation)

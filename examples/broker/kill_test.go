@@ -274,7 +274,7 @@ func (l *load) copy(ctx context.Context) {
 	for ctx.Err() == nil {
 		s, err := kgo.NewGroupTransactSession(clientOpts(l.addr, kgo.TransactionalID("copier"),
 			kgo.ConsumerGroup("copiers"), kgo.ConsumeTopics("in"), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
-			kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.RequireStableFetchOffsets(), kgo.FetchMaxWait(50*time.Millisecond),
+			kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.FetchMaxWait(50*time.Millisecond),
 			kgo.SessionTimeout(6*time.Second), kgo.HeartbeatInterval(100*time.Millisecond))...)
 		if err != nil {
 			return

@@ -194,7 +194,7 @@ func TestGroupTransactSessionIsExactlyOnce(t *testing.T) {
 					s, err := kgo.NewGroupTransactSession(
 						kgo.SeedBrokers(b.Addr().String()), kgo.TransactionalID(fmt.Sprint("tx", i)), kgo.DefaultProduceTopic("out"),
 						kgo.ConsumerGroup("g"), kgo.ConsumeTopics("in"), kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.Balancers(balancer),
-						kgo.HeartbeatInterval(20*1e6), kgo.FetchMaxWait(50*1e6), kgo.RequireStableFetchOffsets(), kgo.FetchMaxPartitionBytes(200),
+						kgo.HeartbeatInterval(20*1e6), kgo.FetchMaxWait(50*1e6), kgo.FetchMaxPartitionBytes(200),
 					)
 					require.NoError(t, err)
 					wg.Go(func() {

@@ -113,7 +113,7 @@ func bill(ctx context.Context, p *printer, broker kgo.Opt) error {
 	s, err := kgo.NewGroupTransactSession(broker,
 		kgo.TransactionalID("billing-1"),
 		kgo.ConsumerGroup("billing"), kgo.ConsumeTopics("orders"), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
-		kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.RequireStableFetchOffsets(),
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
 		kgo.RecordPartitioner(kgo.ManualPartitioner()),
 	)
 	if err != nil {
