@@ -134,7 +134,10 @@ func wantRecovered(t *testing.T, m model, disk *crashfs.FS, when string) {
 		t.Fatalf("%s, and again at once: %v", when, err)
 	}
 	m.wantContents(t, s2, when+", and again at once")
-	// Versions go on where no earlier one can be met.
+	// Versions go on where no earlier one can be met, neither of what the crash took.
+	if v, err := s.Swap(t.Context(), idle("another"), txnstate.Durable); err != nil || v <= m.top {
+		t.Fatalf("%s, and the next version is %d (%v); %d was given before", when, v, err, m.top)
+	}
 	if err := m.do(s2, step{id: "id-0", durability: txnstate.Durable}, 1000); err != nil {
 		t.Fatalf("%s, and the first write afterwards: %v", when, err)
 	}

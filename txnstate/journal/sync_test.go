@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/kafkatxn/kafkatxn/internal/crashfs"
-	"github.com/kafkatxn/kafkatxn/internal/fsx"
 	"github.com/kafkatxn/kafkatxn/txnstate"
 	"github.com/kafkatxn/kafkatxn/txnstate/journal"
 )
@@ -217,6 +216,7 @@ func TestLaterWritesWaitForSomebodysSyncUpToABound(t *testing.T) {
 			_, err := s.Swap(t.Context(), idle(fmt.Sprint("id-", i)), txnstate.Later)
 			require.NoError(t, err)
 		}
+		synctest.Wait()
 		assert.Equal(t, before, fsys.Syncs())
 		for i := range 20_000 {
 			_, err := s.Swap(t.Context(), idle(fmt.Sprint("more-", i)), txnstate.Later)
@@ -230,58 +230,6 @@ func TestLaterWritesWaitForSomebodysSyncUpToABound(t *testing.T) {
 		assert.Greater(t, len(got), 10_000)
 		require.NoError(t, after.Close())
 	})
-}
-
-// What is left to write is not written without end: writers go on while a
-// snapshot is written, and what is older goes away when it is there.
-func TestSnapshotsDoNotStopWritersAndBoundTheDisk(t *testing.T) {
-	t.Parallel()
-	fsys := freshDisk(t)
-	var ofSnapshots sync.Map
-	hooked := fsx.Hook(fsys, func(op fsx.Op, name string) error {
-		if op == fsx.OpRename {
-			ofSnapshots.Store(name, true)
-		}
-		return nil
-	})
-	const at = 64 << 10
-	s, err := journal.Open(journal.Config{Dir: dir, FS: hooked, SnapshotAt: at})
-	require.NoError(t, err)
-	var wg sync.WaitGroup
-	for w := range 8 {
-		wg.Go(func() {
-			r := working(fmt.Sprint("id-", w))
-			for range 600 {
-				v, err := s.Swap(t.Context(), r, txnstate.Durable)
-				if !assert.NoError(t, err) {
-					return
-				}
-				r.Version = v
-			}
-		})
-	}
-	wg.Wait()
-	require.NoError(t, s.Close())
-	snapshots := 0
-	ofSnapshots.Range(func(any, any) bool { snapshots++; return true })
-	assert.Greater(t, snapshots, 6, "segments and snapshots")
-
-	var size int64
-	entries, err := fsys.ReadDir(dir)
-	require.NoError(t, err)
-	for _, e := range entries {
-		info, err := e.Info()
-		require.NoError(t, err)
-		size += info.Size()
-	}
-	// The log may have grown while the last snapshot was written.
-	assert.Less(t, size, int64(6*at), "%v", entries)
-	s, err = open(fsys)
-	require.NoError(t, err)
-	got, err := contents(t.Context(), s)
-	require.NoError(t, err)
-	assert.Len(t, got, 8)
-	require.NoError(t, s.Close())
 }
 
 // Callers of many ids, while snapshots are written and the power fails at some
