@@ -23,7 +23,6 @@ type oracle struct {
 	step   *Step
 	change func(*Answer) // of what it is about to answer
 	asked  []kmsg.Request
-	age    int16
 }
 
 func (o *oracle) dial(context.Context, string) (Conn, error) {

@@ -330,13 +330,6 @@ func (j *journal) readAt(b []byte, pos int64) error {
 	return err
 }
 
-// err is why the journal takes nothing any more, or nil.
-func (j *journal) err() error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.failed
-}
-
 var errJournalClosed = errors.New("closed")
 
 // close ends the journal. A round that is being written is finished.
