@@ -179,15 +179,19 @@ func (d slotDir) newest() (uint64, error) {
 		if err != nil {
 			return 0, err
 		}
-		if !above && still && (gen == takenOver || l.holds(gen-1) || gen == last) {
-			return gen, nil
+		if !above && still {
+			if gen == takenOver || l.holds(gen-1) || gen == last {
+				return gen, nil
+			}
+			last = gen
+			continue
 		}
+		last = 0
 		if gen == takenOver && l.begun && !above {
 			if lost++; lost == 100 {
 				return 0, errLost
 			}
 		}
-		last = gen
 	}
 	return 0, errBusy
 }

@@ -34,14 +34,20 @@ type slot struct {
 	// suspect is one whose sync failed here, 0 for none. A later sync that
 	// succeeds proves nothing for it: what failed may have been dropped.
 	synced, suspect uint64
-	// pending is the generation that was last claimed here, until it is known
-	// what became of it.
+	// pending is the generation that was last claimed here, so that a reader who
+	// meets it need not read it.
 	pending *content
+	// claims are those made here on top of cur: what they took of the overlay is
+	// settled when a generation is published that tells which of them count.
+	claims []claimed
 	// overlay holds Later writes that are in no file yet.
 	overlay map[string]later
 	// inflight names the ids that the batch under way wants to change: a Later
 	// write of one of them has to wait for the outcome.
 	inflight map[string]bool
+	// failures counts claims of which it is not known what became: what was
+	// looked at before may be out of date without anybody having published it.
+	failures int
 
 	queue   []*op
 	working bool
@@ -52,6 +58,13 @@ type slot struct {
 	copyDue  bool // slot-N.json is not the newest
 	copyLag  int  // generations since it was
 	reported string
+}
+
+// claimed is a generation that was, or was to be, linked here.
+type claimed struct {
+	gen      uint64
+	nonce    string
+	consumed map[string]txnstate.Version // as in content
 }
 
 // later is a Later write on top of what the file has, or had.
@@ -335,8 +348,9 @@ func (s *slot) replace(c *content) bool {
 		}
 		s.overlay[id] = later{l.e, base}
 	}
-	if s.pending != nil && c.gen >= s.pending.gen {
-		s.pending = nil // what became of it is in c
+	s.claims = slices.DeleteFunc(s.claims, func(p claimed) bool { return p.gen <= c.gen })
+	if s.pending != nil && s.pending.gen <= c.gen {
+		s.pending = nil
 	}
 	s.cur = c
 	return true
@@ -347,15 +361,17 @@ func (s *slot) replace(c *content) bool {
 // first. The mutex is held.
 func (s *slot) survives(id string, l later, c *content) (base txnstate.Version, ok bool) {
 	base = l.base
-	if p := s.pending; p != nil && c.gen >= p.gen {
-		if v, has := p.consumed[id]; has {
-			landed, known := c.descends(p.gen, p.nonce)
-			switch {
-			case !known, landed && v == l.e.version:
-				return 0, false
-			case landed:
-				base = v // it was written since, on top of the one that landed
-			}
+	for _, p := range s.claims {
+		v, has := p.consumed[id]
+		if !has || p.gen > c.gen {
+			continue
+		}
+		landed, known := c.descends(p.gen, p.nonce)
+		switch {
+		case !known, landed && v == l.e.version:
+			return 0, false
+		case landed:
+			base = v // it was written since, on top of the one that landed
 		}
 	}
 	e := c.find(id)

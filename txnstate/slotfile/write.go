@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
+	"slices"
 
 	"github.com/kafkatxn/kafkatxn/internal/fsx"
 	"github.com/kafkatxn/kafkatxn/txnstate"
@@ -114,16 +114,25 @@ func (s *slot) await(ctx context.Context, o *op) (txnstate.Version, error) {
 
 // swapLater keeps a write in memory, on top of what a fresh look shows.
 func (s *slot) swapLater(ctx context.Context, o *op) (txnstate.Version, error) {
-	if err := s.fresh(ctx); err != nil {
-		if errors.Is(err, txnstate.ErrDamaged) {
-			return 0, err
-		}
-		return 0, unsure(err)
-	}
+	var failures int
 	s.mu.Lock()
-	if s.inflight[o.id] {
+	for {
+		failures = s.failures
 		s.mu.Unlock()
-		return s.submit(ctx, o)
+		if err := s.fresh(ctx); err != nil {
+			if errors.Is(err, txnstate.ErrDamaged) {
+				return 0, err
+			}
+			return 0, unsure(err)
+		}
+		s.mu.Lock()
+		if s.inflight[o.id] {
+			s.mu.Unlock()
+			return s.submit(ctx, o)
+		}
+		if s.failures == failures {
+			break
+		}
 	}
 	defer s.mu.Unlock()
 	if s.closed {
@@ -254,12 +263,32 @@ func (s *slot) attempt(guess uint64, batch []*op) (newest uint64, done bool, err
 	if (writes || !trusted) && (tmp == nil || base.gen != guess) {
 		return base.gen, false, nil
 	}
+	if !trusted && s.unsynced(base) > maxUnsynced {
+		// Where syncs go on failing, more generations would only fill the disk.
+		if err := s.dir.fs.SyncDir(s.dir.path); err != nil {
+			return 0, false, err
+		}
+	}
 	next := s.plan(base, trusted, tmp != nil, batch)
 	if next == nil {
 		answer(batch)
 		return 0, true, nil
 	}
-	defer s.land()
+	claimed := false
+	defer func() {
+		// Later writes of the batch's ids pass again, whatever became of it.
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.inflight = nil
+		if claimed && !done {
+			s.failures++
+			if err != nil {
+				// Damage found here is not what the claim was refused for: the ops
+				// may have been done before.
+				err = fmt.Errorf("%w: %v", txnstate.ErrUncertain, err)
+			}
+		}
+	}()
 	head, body, err := next.encode(s.n)
 	if err != nil {
 		return 0, false, err
@@ -270,6 +299,7 @@ func (s *slot) attempt(guess uint64, batch []*op) (newest uint64, done bool, err
 	if !s.enter(next, batch, tmp.name) {
 		return base.gen, false, nil
 	}
+	claimed = true
 	err = s.dir.fs.Link(tmp.name, s.dir.file(next.gen))
 	s.settle(batch)
 	switch {
@@ -323,6 +353,16 @@ func (s *slot) attempt(guess uint64, batch []*op) (newest uint64, done bool, err
 	return 0, true, nil
 }
 
+// maxUnsynced is how many generations are made on top of the last one that is
+// known to be durable before a sync has to succeed first.
+const maxUnsynced = 4
+
+func (s *slot) unsynced(c *content) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return c.gen - min(c.gen, max(s.synced, takenOver))
+}
+
 // writes reports whether a batch may need a generation.
 func (s *slot) writes(batch []*op) bool {
 	s.mu.Lock()
@@ -345,6 +385,12 @@ func (s *slot) plan(base *content, trusted, canClaim bool, batch []*op) *content
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	// Of the claims made here before, those that are not in base will never be:
+	// their links have returned.
+	s.claims = slices.DeleteFunc(s.claims, func(p claimed) bool {
+		landed, known := base.descends(p.gen, p.nonce)
+		return known && !landed
+	})
 	top := map[string]later{} // the Later writes that stand on top of base
 	for id, l := range s.overlay {
 		if b, ok := s.survives(id, l, base); ok {
@@ -379,7 +425,7 @@ func (s *slot) plan(base *content, trusted, canClaim bool, batch []*op) *content
 		}
 		o.err = o.refusal(see(o.id))
 		// A refusal by an earlier op of the batch is worth as much as that one.
-		o.rests = o.err == nil || !trusted || touched[o.id] && o.refusal(before(o.id)) == nil
+		o.rests = o.err == nil || !trusted || touched[o.id] && !errors.Is(o.refusal(before(o.id)), o.err)
 		if o.err != nil {
 			continue
 		}
@@ -408,11 +454,6 @@ func (s *slot) plan(base *content, trusted, canClaim bool, batch []*op) *content
 		return nil
 	}
 	next.consumed = map[string]txnstate.Version{}
-	if p := s.pending; p != nil && base.gen >= p.gen {
-		if is, _ := base.descends(p.gen, p.nonce); is {
-			maps.Copy(next.consumed, p.consumed)
-		}
-	}
 	for id, l := range top {
 		next.consumed[id] = l.e.version
 		if _, ok := edits[id]; !ok {
@@ -438,6 +479,7 @@ func (s *slot) enter(next *content, batch []*op, tmp string) bool {
 		o.claim = c
 	}
 	s.pending = next
+	s.claims = append(s.claims, claimed{next.gen, next.nonce, next.consumed})
 	return true
 }
 
@@ -448,13 +490,6 @@ func (s *slot) settle(batch []*op) {
 	for _, o := range batch {
 		o.claim = nil
 	}
-}
-
-// land lets Later writes of the batch's ids pass again, whatever became of it.
-func (s *slot) land() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.inflight = nil
 }
 
 // ours looks whether a generation that was linked, or was not, is among those
