@@ -12,7 +12,7 @@ import (
 // how many there are follows from how long the second halves took before.
 const (
 	maxBatch   = 400
-	firstAlone = 8                // scenarios in the first batch of those that go one by one
+	firstAlone = 5                // scenarios in the first batch of those that go one by one
 	halfTime   = 12 * time.Second // for the first halves, and for the second ones
 	txnTime    = 50 * time.Second // for everything together
 )
@@ -38,8 +38,8 @@ func (p pace) after(n int, between, second time.Duration) pace {
 	if second > 0 && n > 0 {
 		next = int(min(float64(maxBatch), float64(n)*float64(half)/float64(second)))
 	}
-	// not more than four times as many: those may be of a slower kind
-	return pace{max(1, min(next, 4*n)), half}
+	// not many more at once: those may be of a slower kind
+	return pace{max(1, min(next, 2*n)), half}
 }
 
 // interrupted replays with Between in the middle.

@@ -286,8 +286,8 @@ func TestBatchesAreDoneBeforeTransactionsTimeOut(t *testing.T) {
 		between, second time.Duration
 		want            pace
 	}{
-		{8, time.Second, 40 * time.Millisecond, pace{32, 12 * time.Second}},
-		{200, time.Second, 40 * time.Millisecond, pace{400, 12 * time.Second}},
+		{8, time.Second, 40 * time.Millisecond, pace{16, 12 * time.Second}},
+		{300, time.Second, 40 * time.Millisecond, pace{400, 12 * time.Second}},
 		{8, 30 * time.Second, 20 * time.Second, pace{4, 10 * time.Second}},
 		{8, 2 * time.Minute, time.Minute, pace{1, time.Second}},
 		{400, 0, 48 * time.Second, pace{100, 12 * time.Second}},

@@ -49,6 +49,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		asJSON  = fs.Bool("json", false, "write the report as JSON")
 		follow  = fs.Bool("follow", false, "send each request to its coordinator or leader, for several brokers")
 		prefix  = fs.String("prefix", "", "start the names of topics, groups and transactional ids with this, instead of something new")
+		patient = fs.Duration("patience", 0, "how long an answer like CONCURRENT_TRANSACTIONS, or the Prepare state of a transaction, may last before it counts; 0 is 8s")
 		limit   = fs.Duration("limit", 2*time.Hour, "give up after this time")
 		between = fs.String("between", "", "run this `COMMAND` with sh in the middle of the scenarios, to restart the broker")
 		forget  = fs.String("may-forget", "", "what the broker need not remember over -between: `FACTS` of "+facts()+", separated by commas")
@@ -72,7 +73,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return printSuites(stdout)
 	}
 	o := conformance.Options{
-		Suites: split(*suites), Exclude: split(*exclude), Scenarios: *n, Parallel: *par, Prefix: *prefix, Follow: *follow,
+		Suites: split(*suites), Exclude: split(*exclude), Scenarios: *n, Parallel: *par, Prefix: *prefix, Follow: *follow, Patience: *patient,
 	}
 	for _, f := range split(*forget) {
 		o.MayForget = append(o.MayForget, conformance.Fact(f))
