@@ -3,6 +3,8 @@ package journal
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"path/filepath"
 
 	"github.com/kafkatxn/kafkatxn/internal/fsx"
 	"github.com/kafkatxn/kafkatxn/txnstate"
@@ -32,7 +34,7 @@ func Open(cfg Config) (*Store, error) {
 }
 
 func (s *Store) open() error {
-	if err := fsx.MkdirSynced(s.fs, s.cfg.Dir, 0o755); err != nil {
+	if err := makeDir(s.fs, filepath.Clean(s.cfg.Dir)); err != nil {
 		return err
 	}
 	lock, err := s.fs.Lock(s.path(lockName))
@@ -52,6 +54,19 @@ func (s *Store) open() error {
 		return err
 	}
 	return nil
+}
+
+// makeDir makes a directory durably, and those above it that are missing. One that
+// is there already is taken to be durable, but for the last.
+func makeDir(fsys fsx.FS, dir string) error {
+	if parent := filepath.Dir(dir); parent != dir {
+		if _, err := fsys.ReadDir(parent); errors.Is(err, fs.ErrNotExist) {
+			if err := makeDir(fsys, parent); err != nil {
+				return err
+			}
+		}
+	}
+	return fsx.MkdirSynced(fsys, dir, 0o755)
 }
 
 // recover reads the directory and begins a segment to write to.
