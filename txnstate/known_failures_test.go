@@ -542,69 +542,107 @@ func TestF09_ATransactionIsCompletedOnceAndBeforeTheNextBegins(t *testing.T) {
 	require.Equal(t, append(want, txnstate.Ongoing), stored)
 }
 
+// slow applies an outcome a millisecond later, unless it was cancelled.
+type slow struct {
+	mu     sync.Mutex
+	upTo   [txnstate.Slots]int32
+	timers sync.WaitGroup
+}
+
+func (d *slow) Dispatch(o txnstate.Outcome, applied func([]txnstate.Participant)) {
+	d.timers.Go(func() {
+		time.Sleep(time.Millisecond)
+		d.mu.Lock()
+		gone := o.CoordinatorEpoch <= d.upTo[txnstate.Slot(o.TxnID)]
+		d.mu.Unlock()
+		if !gone {
+			applied(o.Participants)
+		}
+	})
+}
+
+func (d *slow) Cancel(slot int, epoch int32) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.upTo[slot] = max(d.upTo[slot], epoch)
+}
+
 // F15: producers, timeouts, ownerships that come and go, and an end in the middle.
 // Every call is answered with a code that its client knows what to do with, and
 // nothing is left running: the bubble fails where a goroutine is.
 func TestF15_EveryCallIsAnsweredWhateverHappensAroundIt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := reaper.New(reaper.Config{Every: 5 * time.Millisecond})
-		n := notices{acquired: make(chan func(yes, no func(int, int32)))}
-		c, err := txnstate.New(txnstate.Config{Store: newScriptStore(), ProducerIDs: &counter{}, Dispatcher: &held{auto: true},
-			Deadlines: r, Ownership: n, EndWait: txnstate.AnswerWhenApplied, Now: time.Now})
-		require.NoError(t, err)
-		ctx, cancel := context.WithCancel(bg)
-		var wg sync.WaitGroup
-		wg.Go(func() { require.NoError(t, c.Run(ctx)) })
-		wg.Go(func() { require.NoError(t, r.Run(ctx, c)) })
-		wg.Go(func() { // the host moves slots about
-			for epoch := int32(1); ; epoch++ {
-				select {
-				case n.acquired <- func(yes, no func(int, int32)) {
-					for i := range txnstate.Slots {
-						if epoch%2 == 1 {
-							yes(i, epoch)
-						} else {
-							no(i, epoch-1)
-						}
+	t.Run("closed while it owns", func(t *testing.T) { synctest.Test(t, func(t *testing.T) { stress(t, 21, 1025*time.Millisecond) }) })
+	t.Run("closed long after the slots were lost", func(t *testing.T) { synctest.Test(t, func(t *testing.T) { stress(t, 20, 10*time.Second) }) })
+}
+
+// stress moves the slots at epochs up to last, every 50 ms, and ends the
+// coordinator at a time.
+func stress(t *testing.T, last int32, end time.Duration) {
+	r := reaper.New(reaper.Config{Every: 5 * time.Millisecond})
+	n := notices{acquired: make(chan func(yes, no func(int, int32)))}
+	d := &slow{}
+	c, err := txnstate.New(txnstate.Config{Store: newScriptStore(), ProducerIDs: &counter{}, Dispatcher: d,
+		Deadlines: r, Ownership: n, EndWait: txnstate.AnswerWhenApplied, Now: time.Now})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(bg)
+	var wg sync.WaitGroup
+	wg.Go(func() { require.NoError(t, c.Run(ctx)) })
+	wg.Go(func() { require.NoError(t, r.Run(ctx, c)) })
+	wg.Go(func() { // the host moves slots about
+		for epoch := int32(1); epoch <= last; epoch++ {
+			select {
+			case n.acquired <- func(yes, no func(int, int32)) {
+				for i := range txnstate.Slots {
+					if epoch%2 == 1 {
+						yes(i, epoch)
+					} else {
+						no(i, epoch-1)
 					}
-				}:
-				case <-ctx.Done():
-					return
 				}
-				time.Sleep(50 * time.Millisecond)
+			}:
+			case <-ctx.Done():
+				return
 			}
-		})
-		var codes sync.Map
-		ok := map[txnstate.Code]bool{0: true, 14: true, 15: true, 16: true, 47: true, 48: true, 51: true, 90: true}
-		for i := range 64 {
-			wg.Go(func() {
-				id := fmt.Sprint(i)
-				for range 1000 {
-					p, err := c.Init(bg, id, txnstate.Init{Expected: txnstate.NoProducer, TimeoutMs: 1})
-					codes.Store(txnstate.CodeOf(err), true)
-					if err == nil {
-						err = add(c, id, p, txnstate.TV2, tp0)
-						codes.Store(txnstate.CodeOf(err), true)
-						time.Sleep(time.Duration(i%4) * time.Millisecond)
-						_, err = c.End(bg, id, txnstate.End{Producer: p, Commit: true, Client: txnstate.TV2})
-						codes.Store(txnstate.CodeOf(err), true)
-					}
-					time.Sleep(time.Millisecond)
-				}
-			})
-		}
-		time.Sleep(time.Second)
-		cancel()
-		wg.Wait()
-		codes.Range(func(code, _ any) bool {
-			require.True(t, ok[code.(txnstate.Code)], "%s", code)
-			return true
-		})
-		for _, must := range []txnstate.Code{0, 15, 16} {
-			_, seen := codes.Load(must)
-			require.True(t, seen, "%s was never answered: the test is hollow", must)
+			time.Sleep(50 * time.Millisecond)
 		}
 	})
+	var codes sync.Map
+	ok := map[txnstate.Code]bool{0: true, 14: true, 15: true, 16: true, 47: true, 48: true, 51: true, 90: true}
+	for i := range 64 {
+		wg.Go(func() {
+			id := fmt.Sprint(i)
+			for range 1000 {
+				begin := time.Now()
+				answered := func(err error) {
+					codes.Store(txnstate.CodeOf(err), true)
+					if d := time.Since(begin); d > 5*time.Second {
+						t.Errorf("an answer after %s: %v", d, err)
+					}
+				}
+				p, err := c.Init(bg, id, txnstate.Init{Expected: txnstate.NoProducer, TimeoutMs: 1})
+				answered(err)
+				if err == nil {
+					answered(add(c, id, p, txnstate.TV2, tp0))
+					time.Sleep(time.Duration(i%4) * time.Millisecond)
+					_, err = c.End(bg, id, txnstate.End{Producer: p, Commit: true, Client: txnstate.TV2})
+					answered(err)
+				}
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	time.Sleep(end)
+	cancel()
+	wg.Wait()
+	d.timers.Wait()
+	codes.Range(func(code, _ any) bool {
+		require.True(t, ok[code.(txnstate.Code)], "%s", code)
+		return true
+	})
+	for _, must := range []txnstate.Code{0, 15, 16} {
+		_, seen := codes.Load(must)
+		require.True(t, seen, "%s was never answered: the test is hollow", must)
+	}
 }
 
 // F24, KAFKA-7519, KAFKA-13099: expiry that can't be stored leaves its ids as they

@@ -26,6 +26,16 @@ func (l *lifetime) start(ctx context.Context) error {
 	return nil
 }
 
+// over is closed when Run ends; nil before start.
+func (l *lifetime) over() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ctx == nil {
+		return nil
+	}
+	return l.ctx.Done()
+}
+
 // enter reports whether work may begin, and counts it.
 func (l *lifetime) enter() (context.Context, bool) {
 	l.mu.Lock()

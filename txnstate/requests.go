@@ -139,12 +139,13 @@ func (c *Coordinator) End(ctx context.Context, txnID string, ev End) (Producer, 
 		return NoProducer, err
 	}
 	if r.comp != nil {
-		await(ctx, r.comp.done, c.cfg.EndWait)
+		await(ctx, r.comp.done, c.life.over(), c.cfg.EndWait)
 	}
 	return r.Grant, nil
 }
 
-func await(ctx context.Context, done <-chan struct{}, d time.Duration) {
+// await waits for done, for as long as the caller, the coordinator and d let it.
+func await(ctx context.Context, done, over <-chan struct{}, d time.Duration) {
 	select {
 	case <-done:
 		return
@@ -161,6 +162,7 @@ func await(ctx context.Context, done <-chan struct{}, d time.Duration) {
 	}
 	select {
 	case <-done:
+	case <-over: // the next process goes on with it
 	case <-late:
 	case <-ctx.Done():
 	}

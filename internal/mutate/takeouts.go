@@ -18,7 +18,7 @@ import (
 //	-what is taken out      one or more lines that occur once in the file
 //	+what stands instead    none or more
 //
-// More files may follow within a paragraph.
+// More places and more files may follow within a paragraph.
 //
 //go:embed takeouts.txt
 var takeoutsText string
@@ -49,6 +49,10 @@ func parseTakeouts(text string) ([]takeout, error) {
 					return nil, fmt.Errorf("takeouts.txt: %s has a change before a file", t.name)
 				}
 				e := &t.edits[len(t.edits)-1]
+				if l[0] == '-' && e.new != "" { // another place of the file
+					t.edits = append(t.edits, edit{file: e.file})
+					e = &t.edits[len(t.edits)-1]
+				}
 				if l[0] == '-' {
 					e.old += l[1:] + "\n"
 				} else {
