@@ -56,7 +56,7 @@ func TestIdleProducersAreForgotten(t *testing.T) {
 
 // F14, KAFKA-9144: the age of a producer counts from its marker too, so that the
 // coordinator epoch outlives a long transaction.
-func TestAMarkerKeepsTheCoordinatorEpochAlive(t *testing.T) {
+func TestF14_AMarkerKeepsTheCoordinatorEpochAlive(t *testing.T) {
 	h := newHost(t)
 	h.p = fence.NewPartition(fence.Config{ExpireAfter: time.Hour})
 	h.produce(batch(7, 1, 0, 1), fence.ModeDefault)

@@ -183,7 +183,7 @@ func TestF38_ALaterTransactionIsNotMergedIntoOneThatIsOpen(t *testing.T) {
 	}
 }
 
-func TestFencedEpochs(t *testing.T) {
+func TestW13_W14_FencedEpochs(t *testing.T) {
 	h := newHost(t)
 	h.p.Fence(txnstate.Producer{ID: 7, Epoch: 9})
 	if _, known := h.p.Producer(7); known {

@@ -87,7 +87,7 @@ func TestASnapshotHoldsAllThatSurvives(t *testing.T) {
 	}
 }
 
-func TestReplayOnTopOfASnapshot(t *testing.T) {
+func TestW33_ReplayOnTopOfASnapshot(t *testing.T) {
 	h := lived(t)
 	whole := h.rebuilt(nil)
 	whole.Fence(txnstate.Producer{ID: 4, Epoch: 9})
@@ -138,7 +138,7 @@ func TestReplayOfAForgottenProducer(t *testing.T) {
 
 // F14: a log in which coordinator epochs, or those of producers, go back opens,
 // and the higher ones stay in force.
-func TestALogInWhichEpochsGoBack(t *testing.T) {
+func TestF14_ALogInWhichEpochsGoBack(t *testing.T) {
 	p := fence.NewPartition(fence.Config{})
 	who := txnstate.Producer{ID: 7, Epoch: 4}
 	p.Replay(batch(7, 4, 0, 1), 0, nil)

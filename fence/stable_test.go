@@ -94,7 +94,7 @@ func TestTransactionsThatOverlap(t *testing.T) {
 
 // The list goes by overlap, not by where a transaction began (W33), and names
 // only what has data (KAFKA-10702).
-func TestWhatIsListedAsAborted(t *testing.T) {
+func TestW33_WhatIsListedAsAborted(t *testing.T) {
 	h := newHost(t)
 	h.abort(7, 0)                                   // 0: nothing was open
 	h.produce(plain(7, 0, 0, 1), fence.ModeDefault) // 1

@@ -55,7 +55,7 @@ func TestWhoIsAskedFor(t *testing.T) {
 }
 
 // Nothing enters the log of which no coordinator knows (KIP-890, W18, F23).
-func TestATransactionalBatchNeedsItsGuard(t *testing.T) {
+func TestF23_W18_ATransactionalBatchNeedsItsGuard(t *testing.T) {
 	h := newHost(t)
 	b := batch(7, 0, 0, 1)
 	h.want("never asked", h.append(b, fence.Guard{}), invalidState)
@@ -78,7 +78,7 @@ func TestATransactionalBatchNeedsItsGuard(t *testing.T) {
 }
 
 // F23: the transaction has timed out while its producer was away.
-func TestABatchBehindTheAbortOfItsTransaction(t *testing.T) {
+func TestF23_ABatchBehindTheAbortOfItsTransaction(t *testing.T) {
 	h := newHost(t)
 	b := batch(7, 0, 0, 1)
 	h.produce(b, fence.ModeAdd)

@@ -34,7 +34,7 @@ func resum(b []byte) []byte {
 	return b
 }
 
-func TestMarkersAreKafkasBytes(t *testing.T) {
+func TestW32_MarkersAreKafkasBytes(t *testing.T) {
 	for _, c := range []struct {
 		hex    string
 		commit bool

@@ -13,7 +13,7 @@ import (
 // one, with a transaction open and without, under every transaction version, and
 // coordinator epochs around the stored one. want is what the versions below 0,
 // 0 and 1, and 2 and above answer.
-func TestDecideTable(t *testing.T) {
+func TestF13_F14_DecideTable(t *testing.T) {
 	const stored, coordinator = 5, 3
 	for _, c := range []struct {
 		epoch       int16
@@ -65,7 +65,7 @@ func TestAMarkerAtTheFencingEpoch(t *testing.T) {
 
 // F13: a partition that never saw the producer, or has forgotten it, writes the
 // marker, whatever coordinator sends it.
-func TestAMarkerOfAnUnknownProducer(t *testing.T) {
+func TestF13_AMarkerOfAnUnknownProducer(t *testing.T) {
 	for tv := range txnstate.TransactionVersion(3) {
 		for _, coordinator := range []int32{-1, 0, 7} {
 			m := markers.Marker{Producer: txnstate.Producer{ID: 7}, CoordinatorEpoch: coordinator, TransactionVersion: tv}
@@ -90,7 +90,7 @@ func TestWhatIsNoMarker(t *testing.T) {
 
 // I4, W4: a marker closes only its own transaction. A duplicate, late, reordered
 // or deposed one changes no record's visibility.
-func TestAMarkerClosesOnlyItsOwnTransaction(t *testing.T) {
+func TestW4_AMarkerClosesOnlyItsOwnTransaction(t *testing.T) {
 	p := fence.NewPartition(fence.Config{})
 	end := int64(0)
 	send := func(epoch int16, commit bool, coordinator int32) string {

@@ -10,7 +10,7 @@ import (
 
 // F29.5, §7.5: deleting removes committed and staged values of every producer; a
 // commit marker that comes later brings nothing back, nor does a restart (W28).
-func TestDeletionRemovesWhatIsStagedToo(t *testing.T) {
+func TestF29_W28_DeletionRemovesWhatIsStagedToo(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		del  func(k *kit) error
@@ -59,7 +59,7 @@ func TestDeletionLeavesTheRest(t *testing.T) {
 }
 
 // F29, KAFKA-19163: retention looks at staged and committed values at once.
-func TestExpiryLeavesPendingTransactionsAlone(t *testing.T) {
+func TestF29_ExpiryLeavesPendingTransactionsAlone(t *testing.T) {
 	k := newKit(t)
 	k.commit("g", at(5))
 	k.commit("g", []Offset{{Topic: "in", Partition: 1, Offset: 6}})

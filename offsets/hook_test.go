@@ -94,7 +94,7 @@ func TestTheHookIsToldWhatBecomesCommitted(t *testing.T) {
 // W10: an error of the hook keeps everything as it was, and the transaction in
 // its Prepare state: the marker comes again. So does a crash between the hook
 // and the entry: the hook is told again what it knows.
-func TestAFailingHookKeepsWhatIsStaged(t *testing.T) {
+func TestW10_AFailingHookKeepsWhatIsStaged(t *testing.T) {
 	errDown := errors.New("database down")
 	for _, tc := range []struct {
 		name string
@@ -153,7 +153,7 @@ func TestACommitThatTheHookRefusesIsNone(t *testing.T) {
 // F15, design §6: while the hook of one group is called nothing else waits for
 // it: not reading, not staging, not the commits of other groups in the same
 // partition, nor their deletion.
-func TestAHookThatBlocksHoldsUpItsGroupOnly(t *testing.T) { synctest.Test(t, aHookThatBlocks) }
+func TestF15_AHookThatBlocksHoldsUpItsGroupOnly(t *testing.T) { synctest.Test(t, aHookThatBlocks) }
 
 func aHookThatBlocks(t *testing.T) {
 	k, store, _ := newHookKit(t)

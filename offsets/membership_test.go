@@ -12,7 +12,7 @@ import (
 // member m1, which owns the static instance i1, and a member m2. The columns are
 // the answers to TxnOffsetCommit up to version 5 and of version 6, and to
 // OffsetCommit up to version 8 and from 9 on.
-func TestMembershipRules(t *testing.T) {
+func TestF31_MembershipRules(t *testing.T) {
 	const (
 		ok    = txnstate.CodeNone
 		gen   = txnstate.CodeIllegalGeneration
@@ -112,7 +112,7 @@ func TestMembershipRules(t *testing.T) {
 }
 
 // F31.4: no state in which a transactional commit is told of a rebalance.
-func TestNoRebalanceInProgressForTransactionalCommits(t *testing.T) {
+func TestF31_NoRebalanceInProgressForTransactionalCommits(t *testing.T) {
 	for state := GroupMissing; state <= GroupDead; state++ {
 		for _, generation := range []int32{-1, 6, 7} {
 			for _, member := range []string{"", "m1", "m9"} {

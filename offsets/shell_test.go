@@ -118,7 +118,7 @@ func (l *tap) stall() (entered chan int, release func()) {
 
 // W7, I11: an append that failed is an error to the client, whether or not it
 // was done; the next answers come from what the log has.
-func TestAFailedAppendIsAnErrorAndTheLogDecides(t *testing.T) {
+func TestW7_W10_AFailedAppendIsAnErrorAndTheLogDecides(t *testing.T) {
 	for _, written := range []bool{false, true} {
 		t.Run(fmt.Sprint("written=", written), func(t *testing.T) {
 			k, log := newTapKit(t)
@@ -200,7 +200,7 @@ func requireOpen(k *kit, group string, p txnstate.Producer) {
 
 // Requests are judged with those before them, also while those are on their way
 // to the log.
-func TestRequestsAreJudgedInTheOrderOfTheLog(t *testing.T) {
+func TestW27_RequestsAreJudgedInTheOrderOfTheLog(t *testing.T) {
 	synctest.Test(t, requestsAreJudgedInTheOrderOfTheLog)
 }
 
@@ -428,7 +428,7 @@ func TestGuardsOfALostStateAreRetriable(t *testing.T) {
 }
 
 // F15: after Close everything is answered, with 15 or 16, and nothing runs.
-func TestCloseAnswersEverybody(t *testing.T) { synctest.Test(t, closeAnswersEverybody) }
+func TestF15_CloseAnswersEverybody(t *testing.T) { synctest.Test(t, closeAnswersEverybody) }
 
 func closeAnswersEverybody(t *testing.T) {
 	k, log := newTapKit(t)
@@ -482,7 +482,7 @@ func closeDoesNotWaitForALogThatHangs(t *testing.T) {
 }
 
 // F15: the log's own calls come back into the Manager, on the same goroutine.
-func TestTheLogMayCallTheManager(t *testing.T) {
+func TestF15_TheLogMayCallTheManager(t *testing.T) {
 	k, log := newTapKit(t)
 	k.commit("g", at(5))
 	var nested atomic.Bool

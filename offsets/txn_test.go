@@ -13,7 +13,7 @@ import (
 var ctx = context.Background()
 
 // F28: a transaction that does nothing but stage offsets.
-func TestATransactionThatOnlyStagesOffsets(t *testing.T) {
+func TestF28_ATransactionThatOnlyStagesOffsets(t *testing.T) {
 	k := newKit(t)
 	p := pr(7, 0)
 
@@ -50,7 +50,7 @@ func TestATransactionThatOnlyStagesOffsets(t *testing.T) {
 
 // F28.4: what was not verified is not staged. W8: nor what was verified in a
 // transaction that has ended since.
-func TestStagingNeedsAVerifiedTransaction(t *testing.T) {
+func TestF28_W8_StagingNeedsAVerifiedTransaction(t *testing.T) {
 	k := newKit(t)
 	_, err := k.m.Stage(ctx, "g", pr(7, 0), Guard{}, at(5))
 	requireCode(t, txnstate.CodeInvalidTxnState, err)
@@ -206,7 +206,7 @@ func TestTheNewerOffsetWins(t *testing.T) {
 
 // F30, KAFKA-9346: who asks for a stable offset waits for every transaction on
 // the partition, and for none on others.
-func TestStableReadsWaitForEveryPendingTransaction(t *testing.T) {
+func TestF30_StableReadsWaitForEveryPendingTransaction(t *testing.T) {
 	k := newKit(t)
 	k.commit("g", at(5))
 	k.commit("g", []Offset{{Topic: "in", Partition: 1, Offset: 50}})
@@ -247,7 +247,7 @@ func TestFetchOfAllListsCommittedOffsetsOnly(t *testing.T) {
 }
 
 // W32: nothing of an offset is lost on its way through staging.
-func TestWhatWasStagedIsWhatIsCommitted(t *testing.T) {
+func TestW32_WhatWasStagedIsWhatIsCommitted(t *testing.T) {
 	k := newKit(t)
 	o := Offset{Topic: "in", Partition: 4, Offset: 1 << 40, LeaderEpoch: 77, Metadata: "€ \x00", CommitMs: 12345}
 	k.mustStage("g", pr(1, 0), []Offset{o})

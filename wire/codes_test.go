@@ -76,7 +76,7 @@ func remapped(key, v int16, c txnstate.Code) txnstate.Code {
 }
 
 // F33: a table over API, version and code.
-func TestEveryCodeOfEveryVersion(t *testing.T) {
+func TestF33_EveryCodeOfEveryVersion(t *testing.T) {
 	for _, a := range apis {
 		for v := a.min; v <= a.max; v++ {
 			for _, c := range codes() {

@@ -52,7 +52,7 @@ func (hanging) Slot(ctx context.Context, _ int) iter.Seq2[txnstate.Record, error
 }
 
 // F33: what a producer that is refused is told, in every version of every API.
-func TestRefusalsOfEveryVersion(t *testing.T) {
+func TestF33_RefusalsOfEveryVersion(t *testing.T) {
 	h := newHost(t, nil)
 	h.addTopic("t", 1)
 	notOwner := newHost(t, func(_ *wire.Config, c *txnstate.Config) { c.Ownership = slots{} })
@@ -143,7 +143,7 @@ func TestRefusalsOfEveryVersion(t *testing.T) {
 }
 
 // F32: null, empty and half-given identities.
-func TestInitProducerIDShapes(t *testing.T) {
+func TestF32_InitProducerIDShapes(t *testing.T) {
 	h := newHost(t, nil)
 	empty, id := "", "id"
 	long := strings.Repeat("é", txnstate.MaxTxnIDBytes/2) + "x" // the longest there can be
@@ -211,7 +211,7 @@ func TestInitProducerIDGates(t *testing.T) {
 }
 
 // F08: all or nothing, and each its own reason.
-func TestAddPartitionsIsAllOrNothing(t *testing.T) {
+func TestF08_AddPartitionsIsAllOrNothing(t *testing.T) {
 	h := newHost(t, nil)
 	for _, name := range []string{"good", "closed"} {
 		h.addTopic(name, 2)
@@ -305,7 +305,7 @@ func TestAddOffsetsGates(t *testing.T) {
 
 // F32: an answer has the fields of its version; §0.3: the version chooses the
 // rules, whatever level is finalised.
-func TestEndTxnAnswersByVersion(t *testing.T) {
+func TestF32_EndTxnAnswersByVersion(t *testing.T) {
 	h := newHost(t, func(_ *wire.Config, c *txnstate.Config) { c.TransactionVersion = txnstate.ServerTV0 })
 	h.addTopic("t", 1)
 	p := h.initTxn(t, "tx")

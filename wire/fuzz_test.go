@@ -64,7 +64,7 @@ func FuzzHandle(f *testing.F) {
 }
 
 // F32: absurd, but decodable.
-func TestAbsurdRequests(t *testing.T) {
+func TestF32_AbsurdRequests(t *testing.T) {
 	h := newHost(t, func(w *wire.Config, c *txnstate.Config) {
 		w.TwoPhaseCommit, c.EndWait = true, txnstate.AnswerAtDecision
 	})

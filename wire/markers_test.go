@@ -109,7 +109,7 @@ func delivery(p producer, commit bool, to txnstate.Participant) markers.Delivery
 }
 
 // I2, F38: unknown is not gone, and only certain deletion is.
-func TestLocalSinkResults(t *testing.T) {
+func TestF38_LocalSinkResults(t *testing.T) {
 	h := newHost(t, nil)
 	h.addTopic("a", 1)
 	h.addTopic("gone", 1)

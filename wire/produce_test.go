@@ -175,7 +175,7 @@ func TestProduceVerificationAnswers(t *testing.T) {
 
 // §6.3: under TV2 the leader tries CONCURRENT_TRANSACTIONS again every 20 ms, for
 // 100 ms; in the verifying modes not at all (KAFKA-18654).
-func TestProduceOutlastsTheCompletion(t *testing.T) {
+func TestF37_ProduceOutlastsTheCompletion(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		version int16
