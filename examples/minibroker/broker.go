@@ -168,28 +168,38 @@ func (b *Broker) Run(ctx context.Context) error {
 	run(b.dispatcher.Run)
 	run(func(ctx context.Context) error { return b.reaper.Run(ctx, b.coordinator) })
 	run(b.housekeep)
-	select {
-	case <-b.coordinator.Ready():
-		close(b.ready)
-		if listener != nil {
-			b.cfg.Logger.Info("accepting connections", "addr", b.addr.String(), "node", b.cfg.NodeID)
-			err = b.server.serve(listener)
-		} else {
-			<-serve.Done()
-		}
-	case <-serve.Done():
-		if listener != nil {
-			_ = listener.Close()
-		}
-	}
-	if serve.Err() != nil {
-		err = nil // the listener was closed for it
-	}
+	err = b.accept(serve, listener)
 	stopServing(err)
 	b.server.wait()
 	stopWorking()
 	err = errors.Join(err, background.Wait())
 	return errors.Join(err, b.offsets.Close(context.WithoutCancel(ctx)))
+}
+
+// accept makes the broker ready when its transactional ids are loaded, and serves
+// until ctx is done or the listener, which may be nil, fails.
+func (b *Broker) accept(ctx context.Context, l net.Listener) error {
+	select {
+	case <-b.coordinator.Ready():
+	case <-ctx.Done():
+	}
+	if ctx.Err() != nil {
+		if l != nil {
+			_ = l.Close()
+		}
+		return nil
+	}
+	close(b.ready)
+	if l == nil {
+		<-ctx.Done()
+		return nil
+	}
+	b.cfg.Logger.Info("accepting connections", "addr", b.addr.String(), "node", b.cfg.NodeID)
+	err := b.server.serve(l)
+	if ctx.Err() != nil {
+		return nil // it was closed for that
+	}
+	return err
 }
 
 // Serve accepts connections of a listener, besides the one of Config.Listen,

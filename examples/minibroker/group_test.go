@@ -192,6 +192,7 @@ func TestWhoIsNotAMemberIsRefused(t *testing.T) {
 	short.SessionTimeoutMillis = 10
 	refused(t, kerr.InvalidSessionTimeout, h.join(short).get(t).ErrorCode)
 	refused(t, kerr.InconsistentGroupProtocol, h.join(&kmsg.JoinGroupRequest{Version: 5, Group: "g", SessionTimeoutMillis: 10000}).get(t).ErrorCode)
+	refused(t, kerr.InvalidRequest, h.join(h.request("g", "", strings.Split(strings.Repeat("x,", 200), ",")...)).get(t).ErrorCode)
 
 	leader, _ := h.pair("g")
 	refused(t, kerr.UnknownMemberID, h.heartbeat("g", "ghost", 2))

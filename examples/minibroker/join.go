@@ -17,6 +17,9 @@ const (
 	maxSession = 30 * time.Minute
 )
 
+// maxProtocols bounds what the choice of a protocol costs.
+const maxProtocols = 100
+
 func millis(ms int32) time.Duration { return time.Duration(ms) * time.Millisecond }
 
 // joinGroup waits until the round ends that the member joins.
@@ -70,7 +73,10 @@ func (g *group) join(r *kmsg.JoinGroupRequest, c client, maxMembers int, now tim
 		x.ErrorCode, x.Generation, x.MemberID = e.Code, -1, r.MemberID
 		return x, nil
 	}
-	if !g.supports(r.ProtocolType, r.Protocols) {
+	switch {
+	case len(r.Protocols) > maxProtocols:
+		return refuse(kerr.InvalidRequest)
+	case !g.supports(r.ProtocolType, r.Protocols):
 		return refuse(kerr.InconsistentGroupProtocol)
 	}
 	_, waiting := g.pending[r.MemberID]
