@@ -49,12 +49,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		_, err := fmt.Sscan(s, &cfg.NodeID)
 		return err
 	})
-	flags.StringVar((*string)(&cfg.Store), "store", "", "where transactional ids are kept: memory or slotfile (default: slotfile with -data)")
+	flags.StringVar((*string)(&cfg.Store), "store", "", "where transactional ids are kept: memory, slotfile or journal (default: slotfile with -data)")
 	flags.StringVar((*string)(&cfg.Fsync), "fsync", string(minibroker.Always), "when the files of -data are synced: always, or never, which survives kill -9 and not a loss of power")
 	flags.DurationVar(&cfg.AbortInterval, "abort-interval", 10*time.Second, "how often to look for transactions that have outlived their timeout")
 	version := flags.Int("transaction-version", 2, "finalised transaction.version: 0, 1 or 2")
 	flags.BoolVar(&cfg.TwoPhaseCommit, "two-phase-commit", false, "serve InitProducerId v6 and allow two-phase commit (KIP-939)")
-	asKafka := flags.Bool("as-kafka", false, "also where Kafka does worse: a fenced producer goes on until its marker comes, and a transaction overtaken by a marker of somebody else's is never completed")
+	asKafka := flags.Bool("as-kafka", true, "answer as Kafka also where that is worse: a fenced producer may go on until its marker comes, and a transaction overtaken by a marker of somebody else's is never completed; -as-kafka=false does better")
 	autoCreate := flags.Int("auto-create", 0, "`partitions` of a topic that a client asks for and that is not there; 0 makes none")
 	level := flags.String("log", "info", "log `level`: debug, info, warn or error")
 	if err := flags.Parse(args); err != nil {

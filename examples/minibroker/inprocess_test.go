@@ -1,0 +1,54 @@
+package minibroker
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/kafkatxn/kafkatxn/conformance"
+	"github.com/kafkatxn/kafkatxn/wire"
+)
+
+// Every answer that Apache Kafka was recorded to give is this broker's too
+// (I14). The requests go to the broker's handlers without a socket, and time is
+// moved instead of waited for.
+func TestAnswersAreKafkas_InProcess_I14(t *testing.T) {
+	b := start(t, Config{TwoPhaseCommit: true, AbortInterval: time.Hour, KafkaFencing: true, StopOnFencedEpoch: true})
+	o := inProcess(b)
+	if testing.Short() {
+		o.Scenarios = some
+	}
+	conformance.Run(t, "", o)
+}
+
+// inProcess replays against a broker without a socket.
+func inProcess(b *Broker) conformance.Options {
+	const who = "User:ANONYMOUS"
+	h := conformance.Handler{
+		Handle: func(ctx context.Context, req kmsg.Request) (kmsg.Response, error) { return b.Handle(ctx, req, who) },
+		HandleRaw: func(ctx context.Context, key, version int16, body []byte) ([]byte, error) {
+			req, err := b.handler.NewRequest(key, version)
+			if err != nil {
+				return nil, err
+			}
+			if err := req.ReadFrom(body); err != nil {
+				return nil, err
+			}
+			resp, err := b.Handle(ctx, req, who)
+			if err != nil || resp == nil {
+				return nil, wire.ErrClose
+			}
+			return resp.AppendTo(nil), nil
+		},
+	}
+	return conformance.Options{
+		Dial:     h.Dial,
+		Sleep:    func(ctx context.Context, d time.Duration) error { return b.Advance(ctx, d) },
+		Now:      b.now,
+		Patience: 400 * time.Millisecond, // what is transient here is over in microseconds
+		// A fetch with nothing to return waits for real, as its client asked for.
+		Parallel: 32, ParallelAll: true,
+	}
+}
