@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -134,6 +137,7 @@ func TestALossOfPowerAnywhereLosesNothingAcknowledged(t *testing.T) {
 		for seed := range uint64(seeds) {
 			what := fmt.Sprintf("power lost before operation %d, %s; image %d", k, at, seed)
 			image := disk.Image(seed)
+			wantInOrder(t, image, what)
 			if k%16 == 7 && seed == 3 {
 				crashTheNext(t, image, l, what)
 			}
@@ -147,6 +151,31 @@ func TestALossOfPowerAnywhereLosesNothingAcknowledged(t *testing.T) {
 			return
 		}
 	}
+}
+
+// wantInOrder checks what the search for the newest generation rests on: they
+// were removed in order, and none before it was written down that there were any.
+func wantInOrder(t *testing.T, image fsx.FS, what string) {
+	t.Helper()
+	entries, err := image.ReadDir("/cluster/txn_state/.versions/slot-25")
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	require.NoError(t, err)
+	var gens []int
+	begun := false
+	for _, e := range entries {
+		begun = begun || e.Name() == "begun"
+		if digits, ok := strings.CutSuffix(e.Name(), ".slot"); ok {
+			n, err := strconv.Atoi(digits)
+			require.NoError(t, err)
+			gens = append(gens, n)
+		}
+	}
+	for i, n := range gens {
+		require.Equal(t, gens[0]+i, n, "%s: generations %v", what, gens)
+	}
+	require.True(t, begun || len(gens) == 0 || gens[0] == 2, "%s: generations %v without begun", what, gens)
 }
 
 // goOn writes to the slot as it was found, and checks that it works (I12).

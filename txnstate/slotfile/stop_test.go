@@ -187,13 +187,16 @@ var acts = []act{
 func TestAHandleStoppedAnywhereIsHarmless(t *testing.T) {
 	for _, forgives := range []bool{false, true} {
 		for _, sc := range scenes {
-			for _, a := range acts {
+			for i, a := range acts {
 				for _, warm := range []bool{true, false} {
+					if !warm && (forgives || i%2 == 1) || forgives && i > 1 {
+						continue // the same operations again
+					}
 					t.Run(fmt.Sprintf("%s, %s, warm %t, forgiving links %t", sc.name, a.name, warm, forgives), func(t *testing.T) {
 						t.Parallel()
 						stops := 0
 						for _, writes := range []int{1, 2, 10} {
-							for _, who := range [][]string{{target}, {neighbour}, {target, neighbour, third}} {
+							for _, who := range [][]string{{target}, {neighbour, third}} {
 								for at := 0; ; at++ {
 									if !stopAndWake(t, sc, a, warm, forgives, at, writes, who) {
 										stops += at
