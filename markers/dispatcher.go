@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -108,8 +109,15 @@ func (it *item) delivery() Delivery {
 
 type queue struct {
 	items   []*item
-	workers int
+	spare   []*item // memory for items
+	workers int     // with those that linger
+	idle    []chan struct{}
+	called  int // lingering workers that were called and have not come yet
 }
+
+// linger is how long a worker without work waits for more: as a rule there will
+// be, and a new goroutine costs more than a call.
+const linger = 5 * time.Second
 
 // NewDispatcher makes a Dispatcher. What is dispatched before Run waits for it.
 func NewDispatcher(cfg Config) (*Dispatcher, error) {
@@ -156,8 +164,44 @@ func (d *Dispatcher) Dispatch(o txnstate.Outcome, applied func([]txnstate.Partic
 	items := make([]item, len(o.Participants))
 	for i := range items {
 		items[i] = item{job: j, p: o.Participants[i]}
-		d.route(&items[i])
 	}
+	for len(items) > 0 {
+		items = items[d.routeSome(items):]
+	}
+}
+
+// routeSome queues the first of items, and those after it that have the same
+// leader, and is how many those are.
+func (d *Dispatcher) routeSome(items []item) int {
+	to, standing := d.leader(items[0].p)
+	if standing != Known {
+		d.place(&items[0], to, standing)
+		return 1
+	}
+	n := 1
+	for n < len(items) {
+		t, s := d.leader(items[n].p)
+		if s != Known || t != to {
+			break // it is asked for again: the answer may change at any time
+		}
+		n++
+	}
+	d.enqueue(to, items[:n])
+	return n
+}
+
+func (d *Dispatcher) enqueue(to Target, items []item) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	q := d.queues[to]
+	if q == nil {
+		q = &queue{}
+		d.queues[to] = q
+	}
+	for i := range items {
+		q.items = append(q.items, &items[i])
+	}
+	d.staff(to, q)
 }
 
 // Cancel drops what is queued of a slot; see txnstate.Dispatcher.
@@ -235,6 +279,10 @@ func (d *Dispatcher) route(it *item) {
 		return
 	}
 	to, standing := d.leader(it.p)
+	d.place(it, to, standing)
+}
+
+func (d *Dispatcher) place(it *item, to Target, standing Standing) {
 	switch standing {
 	case Known:
 		d.mu.Lock()
@@ -254,9 +302,18 @@ func (d *Dispatcher) route(it *item) {
 	}
 }
 
-// staff starts a worker for a queue if it needs one. d.mu is held.
+// staff finds a worker for a queue if it needs one. d.mu is held.
 func (d *Dispatcher) staff(to Target, q *queue) {
-	if d.ctx == nil || d.ctx.Err() != nil || q.workers >= d.cfg.InFlight || len(q.items) == 0 {
+	if d.ctx == nil || d.ctx.Err() != nil || len(q.items) == 0 || q.called > 0 {
+		return
+	}
+	if n := len(q.idle) - 1; n >= 0 {
+		q.idle[n] <- struct{}{}
+		q.idle = q.idle[:n]
+		q.called++
+		return
+	}
+	if q.workers >= d.cfg.InFlight {
 		return
 	}
 	q.workers++
@@ -266,27 +323,74 @@ func (d *Dispatcher) staff(to Target, q *queue) {
 
 // work sends a target what is queued for it until nothing is.
 func (d *Dispatcher) work(ctx context.Context, to Target, q *queue) {
+	var more chan struct{} // holds one element when this worker is called
+	var timer *time.Timer
+	var batch []*item
 	for {
 		d.mu.Lock()
+		if clear(batch); cap(batch) > cap(q.spare) && cap(batch) <= d.cfg.BatchSize {
+			q.spare = batch[:0]
+		}
 		n := min(len(q.items), d.cfg.BatchSize)
-		if n == 0 || ctx.Err() != nil {
-			if q.workers--; q.workers == 0 && len(q.items) == 0 {
-				delete(d.queues, to)
+		if n > 0 && ctx.Err() == nil {
+			batch = q.items[:n:n]
+			if n == len(q.items) {
+				q.items, q.spare = q.spare, nil
+			} else {
+				q.items = q.items[n:]
 			}
+			d.staff(to, q) // what is left need not wait for this call
+			d.mu.Unlock()
+			d.send(ctx, to, batch)
+			continue
+		}
+		batch = nil
+		if ctx.Err() != nil {
+			d.dismiss(to, q)
 			d.mu.Unlock()
 			return
 		}
-		batch := q.items[:n:n]
-		q.items = q.items[n:]
-		d.staff(to, q) // what is left need not wait for this call
+		if more == nil {
+			more = make(chan struct{}, 1)
+			timer = time.NewTimer(linger)
+			defer timer.Stop()
+		} else {
+			timer.Reset(linger)
+		}
+		q.idle = append(q.idle, more)
 		d.mu.Unlock()
-		d.send(ctx, to, batch)
+		called := false
+		select {
+		case <-more:
+			called = true
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		d.mu.Lock()
+		if i := slices.Index(q.idle, more); i >= 0 {
+			q.idle = slices.Delete(q.idle, i, i+1)
+			d.dismiss(to, q)
+			d.mu.Unlock()
+			return
+		}
+		if !called {
+			<-more // at the same time
+		}
+		q.called--
+		d.mu.Unlock()
+	}
+}
+
+// dismiss ends a worker. d.mu is held.
+func (d *Dispatcher) dismiss(to Target, q *queue) {
+	if q.workers--; q.workers == 0 && len(q.items) == 0 {
+		delete(d.queues, to)
 	}
 }
 
 func (d *Dispatcher) send(ctx context.Context, to Target, batch []*item) {
 	ds := make([]Delivery, 0, len(batch))
-	live := make([]*item, 0, len(batch))
+	live := batch[:0]
 	for _, it := range batch {
 		if !it.job.dropped.Load() {
 			live, ds = append(live, it), append(ds, it.delivery())
@@ -298,7 +402,7 @@ func (d *Dispatcher) send(ctx context.Context, to Target, batch []*item) {
 	call, cancel := context.WithTimeout(ctx, d.cfg.CallTimeout)
 	results := d.write(call, to, ds)
 	cancel()
-	var done []*item
+	done := live[:0]
 	for i, it := range live {
 		r := Retry
 		if i < len(results) {
@@ -343,7 +447,7 @@ func (d *Dispatcher) askOpen(ctx context.Context, to Target, it *item) Result {
 	return Applied
 }
 
-// finish reports participants that are done, one call a transaction.
+// finish reports participants that are done.
 func (d *Dispatcher) finish(items []*item) {
 	if len(items) == 0 {
 		return
@@ -360,21 +464,23 @@ func (d *Dispatcher) finish(items []*item) {
 		}
 	}
 	d.mu.Unlock()
+	// Those of one transaction are neighbours, but for what was tried again.
 	for len(items) > 0 {
 		j := items[0].job
-		ps := make([]txnstate.Participant, 0, len(items))
-		rest := items[:0]
-		for _, it := range items {
-			if it.job == j {
-				ps = append(ps, it.p)
-			} else {
-				rest = append(rest, it)
-			}
+		n := 1
+		for n < len(items) && items[n].job == j {
+			n++
 		}
-		items = rest
-		if !j.dropped.Load() {
+		if ps := j.outcome.Participants; !j.dropped.Load() {
+			if n != len(ps) {
+				ps = make([]txnstate.Participant, n)
+				for i := range ps {
+					ps[i] = items[i].p
+				}
+			}
 			j.applied(ps)
 		}
+		items = items[n:]
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 // lives in memory only: the record says the same to the next process.
 type completion struct {
 	slot    int
+	rec     Record // as decided, and as stored when the completion was begun
 	outcome Outcome
 	done    chan struct{} // closed when the transaction is complete, or not ours any more
 
@@ -42,7 +43,7 @@ func (cs *completions) begin(rec Record, epoch int32) (c *completion, created bo
 	if old != nil {
 		old.end()
 	}
-	c = &completion{slot: Slot(rec.TxnID), outcome: rec.Outcome(epoch), done: make(chan struct{}), rest: rec.Participants}
+	c = &completion{slot: Slot(rec.TxnID), rec: rec, outcome: rec.Outcome(epoch), done: make(chan struct{}), rest: rec.Participants}
 	if s.m == nil {
 		s.m = map[string]*completion{}
 	}
@@ -134,9 +135,47 @@ func (c *Coordinator) applied(comp *completion, ps []Participant) {
 		comp.finishing = true
 	}
 	comp.mu.Unlock()
-	if last {
+	if last && !c.finishNow(comp) {
 		c.life.spawn(func(ctx context.Context) { c.finish(ctx, comp) })
 	}
+}
+
+// finishNow is finish where nothing has to be waited for: neither the id's turn,
+// nor the store, nor a hook of the host. That is the rule, and cheaper than a
+// goroutine for each transaction.
+func (c *Coordinator) finishNow(comp *completion) bool {
+	if c.now == nil || c.cfg.Observer.Transition != nil {
+		return false
+	}
+	if _, ok := c.life.enter(); !ok {
+		return false
+	}
+	defer c.life.leave()
+	o := &comp.outcome
+	h := hash32(o.TxnID)
+	if !c.locks.try(h, o.TxnID) {
+		return false
+	}
+	defer c.locks.unlock(h, o.TxnID)
+	if epoch, err := c.ownedAt(h, o.TxnID); err != nil || epoch != o.CoordinatorEpoch {
+		return false
+	}
+	// The record as it was decided: where it has changed since, its version is
+	// another one, and finish looks.
+	d, err := Step(comp.rec, Applied{Producer: o.Producer, TxnSeq: o.TxnSeq, Participants: o.Participants}, c.cfg.Now())
+	if err != nil || d.Write != WriteLater || Check(d.Next) != nil {
+		return false
+	}
+	v, ok := c.now.SwapNow(d.Next)
+	if !ok {
+		return false
+	}
+	d.Next.Version = v
+	if epoch, err := c.ownedAt(h, o.TxnID); err == nil && epoch == o.CoordinatorEpoch {
+		c.written(&result{Decision: d, from: comp.rec}, epoch)
+	}
+	c.under.remove(comp)
+	return true
 }
 
 // finish stores the completion, as often as it takes: the participants are done,

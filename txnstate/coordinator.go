@@ -24,6 +24,9 @@ type Coordinator struct {
 	life  lifetime
 	locks idLocks
 	under completions
+	now   LaterNow  // the store's ability, or nil
+	calls sync.Pool // of *call
+	waits sync.Pool // of *time.Timer
 
 	slots [Slots]slot
 	ids   atomic.Int64 // records in the slots owned
@@ -38,6 +41,7 @@ func New(cfg Config) (*Coordinator, error) {
 		return nil, err
 	}
 	c := &Coordinator{cfg: cfg.withDefaults(), ready: make(chan struct{})}
+	c.now, _ = cfg.Store.(LaterNow)
 	for i := range c.slots {
 		c.slots[i].epoch = -1
 	}
@@ -147,30 +151,50 @@ func (c *Coordinator) doAt(ctx context.Context, id string, ev Event, at time.Tim
 		return result{}, err
 	}
 	if ctx.Done() == nil {
-		var r result
-		var err error
-		if !c.life.with(func(run context.Context) { r, err = c.work(run, ctx, id, ev, at) }) {
+		run, ok := c.life.enter()
+		if !ok {
 			return result{}, c.notRunning(id)
 		}
-		return r, err
+		defer c.life.leave()
+		return c.work(run, ctx, id, ev, at)
 	}
-	type answer struct {
-		r   result
-		err error
+	k, _ := c.calls.Get().(*call)
+	if k == nil {
+		k = &call{c: c, done: make(chan struct{}, 1)}
+		k.run = k.work
 	}
-	done := make(chan answer, 1)
-	if !c.life.spawn(func(run context.Context) {
-		r, err := c.work(run, ctx, id, ev, at)
-		done <- answer{r, err}
-	}) {
+	k.ctx, k.id, k.ev, k.at = ctx, id, ev, at
+	if !c.life.spawn(k.run) {
 		return result{}, c.notRunning(id)
 	}
 	select {
-	case a := <-done:
-		return a.r, a.err
+	case <-k.done:
+		r, err := k.r, k.err
+		k.ctx, k.id, k.ev, k.r, k.err = nil, "", nil, result{}, nil
+		c.calls.Put(k)
+		return r, err
 	case <-ctx.Done():
 		return result{}, CodeCoordinatorNotAvailable.Errorf(id, "the caller stopped waiting for %s, which may yet happen: %w", ev.Name(), ctx.Err())
 	}
+}
+
+// call is work that its caller may leave. One that was not left is used again.
+type call struct {
+	c    *Coordinator
+	run  func(context.Context) // work
+	done chan struct{}         // holds one element when r and err are set
+
+	ctx context.Context
+	id  string
+	ev  Event
+	at  time.Time
+	r   result
+	err error
+}
+
+func (k *call) work(run context.Context) {
+	k.r, k.err = k.c.work(run, k.ctx, k.id, k.ev, k.at)
+	k.done <- struct{}{}
 }
 
 func (c *Coordinator) notRunning(id string) error {
@@ -180,17 +204,17 @@ func (c *Coordinator) notRunning(id string) error {
 // work takes the id's turn, applies the event and performs what follows. run
 // lasts as long as Run; ctx only limits the waiting for the turn.
 func (c *Coordinator) work(run, ctx context.Context, id string, ev Event, at time.Time) (result, error) {
+	h := hash32(id)
 	for {
-		epoch, err := c.owned(id)
+		epoch, err := c.ownedAt(h, id)
 		if err != nil {
 			return result{}, err
 		}
-		unlock, err := c.locks.lock(ctx, id)
-		if err != nil {
+		if err := c.locks.lock(ctx, h, id); err != nil {
 			return result{}, CodeCoordinatorNotAvailable.Errorf(id, "the caller stopped waiting for its turn: %w", err)
 		}
-		r, err := c.apply(run, id, ev, epoch, at)
-		unlock()
+		r, err := c.apply(run, h, id, ev, epoch, at)
+		c.locks.unlock(h, id)
 		if errors.Is(err, ErrNeedProducerID) {
 			// Outside the id's turn: the host's allocator may take its time.
 			n, err := c.nextID(run)
@@ -238,7 +262,7 @@ func withNewID(ev Event, n int64) Event {
 const storeTries = 3
 
 // apply is load, step and swap, in the id's turn.
-func (c *Coordinator) apply(run context.Context, id string, ev Event, epoch int32, at time.Time) (result, error) {
+func (c *Coordinator) apply(run context.Context, h uint32, id string, ev Event, epoch int32, at time.Time) (result, error) {
 	var lost error
 	if at.IsZero() {
 		at = c.cfg.Now()
@@ -269,7 +293,7 @@ func (c *Coordinator) apply(run context.Context, id string, ev Event, epoch int3
 			// Retriable: idle ids expire, and a client must not give up for good.
 			return r, CodeCoordinatorNotAvailable.Errorf(id, "%d transactional ids are known, and no more are allowed", c.cfg.Limits.TransactionalIDs)
 		}
-		if now, err := c.owned(id); err != nil || now != epoch {
+		if now, err := c.ownedAt(h, id); err != nil || now != epoch {
 			return r, CodeNotCoordinator.Errorf(id, "the slot was lost, nothing is written")
 		}
 		written, err := c.write(run, &r.Decision)
@@ -280,7 +304,7 @@ func (c *Coordinator) apply(run context.Context, id string, ev Event, epoch int3
 			lost = CodeCoordinatorNotAvailable.Errorf(id, "the record was changed by another process, or the store did not take %s", ev.Name())
 			continue
 		}
-		if p, now := c.slots[Slot(id)].state(); p == away || now != epoch {
+		if p, now := c.slots[h%Slots].state(); p == away || now != epoch {
 			return c.outlived(r, p, now)
 		}
 		c.written(&r, epoch)

@@ -13,8 +13,15 @@ type lifetime struct {
 	ctx     context.Context // nil before start
 	cancel  context.CancelFunc
 	stopped bool
-	wg      sync.WaitGroup
+	wg      sync.WaitGroup // work under way
+
+	workers sync.WaitGroup
+	idle    []chan func(context.Context) // workers without work, the latest last
 }
+
+// maxIdle is how many goroutines without work are kept for the next. A new one
+// would have to grow its stack each time, which costs more than the work does.
+const maxIdle = 256
 
 func (l *lifetime) start(ctx context.Context) error {
 	l.mu.Lock()
@@ -26,6 +33,9 @@ func (l *lifetime) start(ctx context.Context) error {
 	return nil
 }
 
+// open reports whether work may begin. mu is held.
+func (l *lifetime) open() bool { return l.ctx != nil && !l.stopped && l.ctx.Err() == nil }
+
 // over is closed when Run ends; nil before start.
 func (l *lifetime) over() <-chan struct{} {
 	l.mu.Lock()
@@ -36,39 +46,59 @@ func (l *lifetime) over() <-chan struct{} {
 	return l.ctx.Done()
 }
 
-// enter reports whether work may begin, and counts it.
+// enter counts work that the caller does itself; false means that it may not
+// begin. leave ends it.
 func (l *lifetime) enter() (context.Context, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.ctx == nil || l.stopped || l.ctx.Err() != nil {
+	if !l.open() {
 		return nil, false
 	}
 	l.wg.Add(1)
 	return l.ctx, true
 }
 
-// with runs f in the caller's goroutine; false means that it did not.
-func (l *lifetime) with(f func(ctx context.Context)) bool {
-	ctx, ok := l.enter()
-	if !ok {
-		return false
-	}
-	defer l.wg.Done()
-	f(ctx)
-	return true
-}
+func (l *lifetime) leave() { l.wg.Done() }
 
 // spawn runs f in a goroutine that stop waits for; false means that it does not.
 func (l *lifetime) spawn(f func(ctx context.Context)) bool {
-	ctx, ok := l.enter()
-	if !ok {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.open() {
 		return false
 	}
-	go func() {
-		defer l.wg.Done()
-		f(ctx)
-	}()
+	l.wg.Add(1)
+	if n := len(l.idle) - 1; n >= 0 {
+		w := l.idle[n]
+		l.idle = l.idle[:n]
+		w <- f
+		return true
+	}
+	ctx := l.ctx
+	l.workers.Go(func() { l.work(ctx, f) })
 	return true
+}
+
+// work does f, and what spawn hands over after that.
+func (l *lifetime) work(ctx context.Context, f func(context.Context)) {
+	w := make(chan func(context.Context), 1) // an idle worker's is empty
+	for f != nil {
+		l.run(ctx, f)
+		f = nil // its memory is not kept while there is no work
+		l.mu.Lock()
+		if l.stopped || len(l.idle) >= maxIdle {
+			l.mu.Unlock()
+			return
+		}
+		l.idle = append(l.idle, w)
+		l.mu.Unlock()
+		f = <-w
+	}
+}
+
+func (l *lifetime) run(ctx context.Context, f func(context.Context)) {
+	defer l.wg.Done()
+	f(ctx)
 }
 
 // stop lets nothing begin any more, ends the context and waits. It may be called
@@ -82,4 +112,11 @@ func (l *lifetime) stop() {
 		cancel()
 	}
 	l.wg.Wait()
+	l.mu.Lock()
+	for _, w := range l.idle {
+		close(w)
+	}
+	l.idle = nil
+	l.mu.Unlock()
+	l.workers.Wait()
 }

@@ -82,8 +82,11 @@ func (s *slot) state() (phase, int32) {
 }
 
 // owned is the coordinator epoch of an id that this process serves, or why not.
-func (c *Coordinator) owned(id string) (int32, error) {
-	p, epoch := c.slots[Slot(id)].state()
+func (c *Coordinator) owned(id string) (int32, error) { return c.ownedAt(hash32(id), id) }
+
+// ownedAt is owned where the id's hash32 is known.
+func (c *Coordinator) ownedAt(h uint32, id string) (int32, error) {
+	p, epoch := c.slots[h%Slots].state()
 	switch {
 	case p == serving:
 		return epoch, nil

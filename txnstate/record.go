@@ -161,8 +161,16 @@ func (p Participant) String() string {
 
 // Compare orders participants by kind, name and index as the wire names them.
 func (p Participant) Compare(q Participant) int {
-	p, q = p.Wire(), q.Wire()
-	return cmp.Or(cmp.Compare(p.Kind, q.Kind), strings.Compare(p.Name, q.Name), cmp.Compare(p.Index, q.Index))
+	if p.Kind == KindGroup || q.Kind == KindGroup {
+		p, q = p.Wire(), q.Wire()
+	}
+	switch {
+	case p.Kind != q.Kind:
+		return cmp.Compare(p.Kind, q.Kind)
+	case p.Name != q.Name:
+		return strings.Compare(p.Name, q.Name)
+	}
+	return cmp.Compare(p.Index, q.Index)
 }
 
 // Version identifies one stored state of a record. A store gives every write of
@@ -295,6 +303,9 @@ func union(a, b []Participant) []Participant {
 // without is the sorted set a less b, nil where nothing is left. It returns a
 // itself when nothing goes.
 func without(a, b []Participant) []Participant {
+	if len(a) == 0 || len(a) == len(b) && &a[0] == &b[0] {
+		return nil // all at once, which is the rule
+	}
 	gone, n := make([]bool, len(a)), 0
 	for _, p := range b {
 		if i, found := slices.BinarySearchFunc(a, p, Participant.Compare); found && !gone[i] {

@@ -98,14 +98,17 @@ func (c *Coordinator) Verify(ctx context.Context, txnID string, ev Verify) (miss
 	if err := notEmpty(txnID); err != nil {
 		return nil, err
 	}
-	if !c.life.with(func(run context.Context) { missing, err = c.verify(run, ctx, txnID, ev) }) {
+	run, ok := c.life.enter()
+	if !ok {
 		return nil, c.notRunning(txnID)
 	}
-	return missing, err
+	defer c.life.leave()
+	return c.verify(run, ctx, txnID, ev)
 }
 
 func (c *Coordinator) verify(run, ctx context.Context, txnID string, ev Verify) ([]Participant, error) {
-	epoch, err := c.owned(txnID)
+	h := hash32(txnID)
+	epoch, err := c.ownedAt(h, txnID)
 	if err != nil {
 		return nil, err
 	}
@@ -113,9 +116,9 @@ func (c *Coordinator) verify(run, ctx context.Context, txnID string, ev Verify) 
 	defer cancel()
 	defer context.AfterFunc(run, cancel)()
 	var r result
-	if unlock, free := c.locks.try(txnID); free {
-		r, err = c.apply(load, txnID, ev, epoch, time.Time{})
-		unlock()
+	if c.locks.try(h, txnID) {
+		r, err = c.apply(load, h, txnID, ev, epoch, time.Time{})
+		c.locks.unlock(h, txnID)
 	} else if r.from, err = c.load(load, txnID); err == nil {
 		r.Decision, err = Step(r.from, ev, c.cfg.Now())
 	}
@@ -139,13 +142,13 @@ func (c *Coordinator) End(ctx context.Context, txnID string, ev End) (Producer, 
 		return NoProducer, err
 	}
 	if r.comp != nil {
-		await(ctx, r.comp.done, c.life.over(), c.cfg.EndWait)
+		c.await(ctx, r.comp.done, c.life.over(), c.cfg.EndWait)
 	}
 	return r.Grant, nil
 }
 
 // await waits for done, for as long as the caller, the coordinator and d let it.
-func await(ctx context.Context, done, over <-chan struct{}, d time.Duration) {
+func (c *Coordinator) await(ctx context.Context, done, over <-chan struct{}, d time.Duration) {
 	select {
 	case <-done:
 		return
@@ -156,8 +159,16 @@ func await(ctx context.Context, done, over <-chan struct{}, d time.Duration) {
 	}
 	var late <-chan time.Time
 	if d != AnswerWhenApplied {
-		t := time.NewTimer(d)
-		defer t.Stop()
+		t, _ := c.waits.Get().(*time.Timer)
+		if t == nil {
+			t = time.NewTimer(d)
+		} else {
+			t.Reset(d)
+		}
+		defer func() {
+			t.Stop()
+			c.waits.Put(t)
+		}()
 		late = t.C
 	}
 	select {

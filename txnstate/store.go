@@ -68,6 +68,16 @@ type Flusher interface {
 	Flush(ctx context.Context) error
 }
 
+// LaterNow is an optional ability of a Store: a Later write that waits for
+// nothing but memory. With it the coordinator completes a transaction where its
+// last participant is confirmed, instead of in a goroutine of its own.
+type LaterNow interface {
+	// SwapNow is Swap with Later. Where it would have to wait, or fails for any
+	// reason, ok is false and nobody knows whether it is done: the caller loads
+	// to see.
+	SwapNow(next Record) (v Version, ok bool)
+}
+
 // Errors of a Store, for errors.Is.
 var (
 	// ErrNotFound: the store has no record of the id.

@@ -110,8 +110,9 @@ type Store struct {
 }
 
 var (
-	_ txnstate.Store   = (*Store)(nil)
-	_ txnstate.Flusher = (*Store)(nil)
+	_ txnstate.Store    = (*Store)(nil)
+	_ txnstate.Flusher  = (*Store)(nil)
+	_ txnstate.LaterNow = (*Store)(nil)
 )
 
 // maxWaiting is how many bytes of Later writes wait for somebody's sync.
@@ -149,6 +150,28 @@ func (s *Store) Swap(ctx context.Context, next txnstate.Record, d txnstate.Durab
 		return 0, s.unsure(fmt.Errorf("transactional id %.80q: a record of %d bytes is not stored", next.TxnID, len(encoded)))
 	}
 	return s.write(ctx, next.TxnID, uint64(next.Version), slices.Clone(encoded), d)
+}
+
+// SwapNow implements txnstate.LaterNow. Where a write of the id is under way, or a
+// mebibyte of Later writes waits, it leaves the matter to Swap.
+func (s *Store) SwapNow(next txnstate.Record) (txnstate.Version, bool) {
+	if s.trouble.Load() {
+		return 0, false
+	}
+	var buf [256]byte
+	encoded := encode(buf[:0], next)
+	if len(next.TxnID)+len(encoded)+maxEntry > maxBody {
+		return 0, false
+	}
+	sh := s.shard(next.TxnID)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	e := sh.ids[next.TxnID]
+	if e == nil || e.pending != nil || e.version != uint64(next.Version) {
+		return 0, false
+	}
+	b, version, _, err := s.enqueue(sh, next.TxnID, slices.Clone(encoded), txnstate.Later)
+	return txnstate.Version(version), err == nil && b == nil
 }
 
 // Delete implements txnstate.Store.

@@ -30,7 +30,10 @@ type slot struct {
 	_       [64]byte                    // neighbours on one cache line would slow each other down
 }
 
-var _ txnstate.Store = (*Store)(nil)
+var (
+	_ txnstate.Store    = (*Store)(nil)
+	_ txnstate.LaterNow = (*Store)(nil)
+)
 
 // New is an empty store.
 func New() *Store {
@@ -70,6 +73,16 @@ func (s *Store) Swap(ctx context.Context, next txnstate.Record, _ txnstate.Durab
 	if err := ctx.Err(); err != nil {
 		return 0, fmt.Errorf("%w: %w", txnstate.ErrUncertain, err)
 	}
+	return s.swap(next)
+}
+
+// SwapNow implements txnstate.LaterNow.
+func (s *Store) SwapNow(next txnstate.Record) (txnstate.Version, bool) {
+	v, err := s.swap(next)
+	return v, err == nil
+}
+
+func (s *Store) swap(next txnstate.Record) (txnstate.Version, error) {
 	l := s.slot(next.TxnID)
 	l.mu.Lock()
 	defer l.mu.Unlock()
