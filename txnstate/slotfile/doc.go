@@ -18,7 +18,7 @@
 //
 // Any process may be stopped inside a write, with SIGSTOP or by a mount that hangs,
 // and go on minutes later. So there is no lock, which a stopped process would keep,
-// and nothing is renamed over a newer version. A write of a slot is:
+// and nothing that counts is renamed over something newer. A write of a slot is:
 //
 //  1. Make a temporary file that has the number of the newest generation, g, in
 //     its name.
@@ -84,8 +84,9 @@
 // held was acknowledged. An entry that can't be read blocks its own id and is
 // carried along.
 //
-// To repair a slot, stop the brokers, put the right object into slot-N.json (the
-// copy there is usually no more than a write behind; slot-N.json.damaged-* has what
-// could not be read, with a header line in front of the object), remove
-// .versions/slot-N, and start them again.
+// To repair a slot, stop the brokers, put the right object into slot-N.json, remove
+// .versions/slot-N, and start them again. Where the object can be had from:
+// slot-N.json.damaged-* is what could not be read, a header line and the object;
+// the numbered file before the damaged one is the slot one write earlier; and
+// slot-N.json itself may be up to date, but nothing waits for it to be.
 package slotfile

@@ -1,6 +1,7 @@
 package slotfile
 
 import (
+	"bytes"
 	"encoding/hex"
 	"errors"
 	"strconv"
@@ -235,6 +236,9 @@ func unquote(q []byte) (string, error) {
 	q = q[1 : len(q)-1]
 	if !utf8.Valid(q) {
 		return "", errors.New("a string that is not UTF-8")
+	}
+	if bytes.IndexByte(q, '\\') < 0 {
+		return string(q), nil
 	}
 	var b strings.Builder
 	for i := 0; i < len(q); i++ {

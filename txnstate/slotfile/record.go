@@ -38,14 +38,36 @@ const (
 	memberVersion       = "version"
 )
 
-func known(member string) bool {
-	switch member {
-	case memberPID, memberEpoch, memberPartitions, memberOngoingSince, memberTimeout, memberState, memberGroups,
+// memberSet is a set of known members.
+type memberSet uint32
+
+func knownMembers() [17]string {
+	return [...]string{
+		memberPID, memberEpoch, memberPartitions, memberOngoingSince, memberTimeout, memberState, memberGroups,
 		memberParticipants, memberPrevPID, memberNextPID, memberNextEpoch, memberLastEpoch, memberTxnSeq, memberUpdate,
-		memberClientVersion, memberTwoPhase, memberVersion:
-		return true
+		memberClientVersion, memberTwoPhase, memberVersion,
 	}
-	return false
+}
+
+// known is the set of one member, empty for a name that this version does not
+// know.
+func known(member string) memberSet {
+	for i, name := range knownMembers() {
+		if member == name {
+			return 1 << i
+		}
+	}
+	return 0
+}
+
+// memberName is text for the name of a member, without memory for the known ones.
+func memberName(key []byte) (string, error) {
+	for _, name := range knownMembers() {
+		if len(key) == len(name)+2 && string(key[1:len(key)-1]) == name {
+			return name, nil
+		}
+	}
+	return text(key)
 }
 
 // taken is what an entry means that does not say it, because it was written by
@@ -215,7 +237,7 @@ func extraMembers(extra []byte) ([][]byte, bool) {
 	foreign := false
 	err := object(extra, func(key, value, member []byte) error {
 		name, err := text(key)
-		if err != nil || known(name) || len(member) != len(key)+1+len(value) {
+		if err != nil || known(name) != 0 || len(member) != len(key)+1+len(value) {
 			return errSyntax
 		}
 		foreign = foreign || name != memberExtra
@@ -237,16 +259,17 @@ var errDuplicate = errors.New("named twice")
 func readRecord(id string, value []byte, t taken) (txnstate.Record, error) {
 	r := txnstate.Unknown(id)
 	r.Producer = txnstate.Producer{} // an absent zero
-	seen := map[string]bool{}
+	var seen memberSet
 	var extra []byte
 	var onlyExtra []byte
 	unknown := 0
 	err := object(value, func(key, value, _ []byte) error {
-		name, err := text(key)
+		name, err := memberName(key)
 		if err != nil {
 			return err
 		}
-		if !known(name) {
+		is := known(name)
+		if is == 0 {
 			extra = append(append(append(append(extra, ','), key...), ':'), value...)
 			unknown++
 			if name == memberExtra {
@@ -254,14 +277,13 @@ func readRecord(id string, value []byte, t taken) (txnstate.Record, error) {
 			}
 			return nil
 		}
-		if seen[name] {
+		if seen&is != 0 {
 			return fmt.Errorf("%s: %w", name, errDuplicate)
 		}
-		seen[name] = true
 		if isNull(value) {
-			delete(seen, name)
 			return nil
 		}
+		seen |= is
 		if err := readMember(&r, name, value); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
@@ -283,13 +305,13 @@ func readRecord(id string, value []byte, t taken) (txnstate.Record, error) {
 		extra[0] = '{'
 		r.Extra = append(extra, '}')
 	}
-	if !seen[memberOngoingSince] {
+	if seen&known(memberOngoingSince) == 0 {
 		r.StartMs = startAbsent(r.State)
 	}
-	if !seen[memberUpdate] {
+	if seen&known(memberUpdate) == 0 {
 		r.UpdateMs = t.updateMs
 	}
-	if !seen[memberVersion] {
+	if seen&known(memberVersion) == 0 {
 		r.Version = t.version
 		if r.State == txnstate.Empty && r.Producer.Epoch == txnstate.FenceEpoch {
 			// The system that introduced the layout granted this epoch, which here
