@@ -35,7 +35,7 @@ func replay(t *testing.T, cfg Config, o conformance.Options) {
 // that use up the epochs of a producer id take 32,000 requests each; package wire
 // replays them without connections.
 func TestAnswersAreKafkas(t *testing.T) {
-	o := conformance.Options{Scenarios: scenarios(some), Patience: time.Second, Exclude: []string{"marker1-1-0011"}}
+	o := conformance.Options{Scenarios: scenarios(some / 3), Patience: 500 * time.Millisecond, Exclude: []string{"marker1-1-0011"}}
 	if !*allScenarios {
 		o.Exclude = append(o.Exclude, "exhaust*")
 	}
@@ -46,7 +46,7 @@ func TestAnswersAreKafkas(t *testing.T) {
 // somebody else's has overtaken a transaction: Kafka never completes it.
 func TestAnswersAreKafkasAlsoWhereItGivesUp(t *testing.T) {
 	replay(t, Config{KafkaFencing: true, StopOnFencedEpoch: true}, conformance.Options{
-		Suites: []string{"marker*"}, Scenarios: scenarios(some), Patience: 200 * time.Millisecond,
+		Suites: []string{"marker*"}, Scenarios: scenarios(some / 2), Patience: 200 * time.Millisecond,
 	})
 }
 

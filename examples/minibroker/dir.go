@@ -12,6 +12,7 @@ import (
 	kxoffsets "github.com/kafkatxn/kafkatxn/offsets"
 	"github.com/kafkatxn/kafkatxn/pidalloc"
 	"github.com/kafkatxn/kafkatxn/txnstate"
+	"github.com/kafkatxn/kafkatxn/txnstate/journal"
 	"github.com/kafkatxn/kafkatxn/txnstate/memstore"
 	"github.com/kafkatxn/kafkatxn/txnstate/slotfile"
 )
@@ -23,7 +24,8 @@ import (
 //	node.json       whose it is, and the coordinator epoch
 //	topics/         topics and records
 //	offsets/        committed and staged offsets of groups
-//	txn_state/      transactional ids
+//	txn_state/      transactional ids in slot files,
+//	txn_journal/    or in a journal
 //	producer_ids/   producer ids that are used up
 //	acls.json       access rules
 type dir struct {
@@ -36,6 +38,9 @@ type dir struct {
 type nodeJSON struct {
 	Node      int32  `json:"node"`
 	ClusterID string `json:"clusterId"`
+	// Store is where the transactional ids are: the records in topics/ mean
+	// nothing without them.
+	Store StoreKind `json:"store"`
 	// CoordinatorEpoch is that of this start of the broker.
 	CoordinatorEpoch int32 `json:"coordinatorEpoch"`
 }
@@ -66,10 +71,14 @@ func openDir(cfg Config) (d *dir, err error) {
 // before are told from those of this one.
 func (d *dir) start(cfg Config) error {
 	file := filepath.Join(cfg.Dir, "node.json")
+	store := cfg.Store
+	if cfg.OpenStore != nil {
+		store = "own"
+	}
 	raw, err := cfg.FS.ReadFile(file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		d.node = nodeJSON{Node: cfg.NodeID, ClusterID: cfg.ClusterID}
+		d.node = nodeJSON{Node: cfg.NodeID, ClusterID: cfg.ClusterID, Store: store}
 	case err != nil:
 		return err
 	default:
@@ -78,6 +87,9 @@ func (d *dir) start(cfg Config) error {
 		}
 		if d.node.Node != cfg.NodeID {
 			return fmt.Errorf("%s: the directory is that of node %d, and this is node %d", file, d.node.Node, cfg.NodeID)
+		}
+		if d.node.Store != store {
+			return fmt.Errorf("%s: the transactional ids of this directory are in store %q, and not in %q", file, d.node.Store, store)
 		}
 		d.node.CoordinatorEpoch++
 	}
@@ -136,6 +148,12 @@ func (d *dir) transactions(cfg Config) (store txnstate.Store, ids txnstate.Produ
 		store, err = cfg.OpenStore()
 	case cfg.Store == Memory:
 		store = memstore.New()
+	case cfg.Store == Journal:
+		var j *journal.Store
+		if j, err = journal.Open(journal.Config{Dir: filepath.Join(cfg.Dir, "txn_journal"), FS: cfg.FS, Logger: cfg.Logger}); err == nil {
+			store = j
+			d.closers = append(d.closers, j)
+		}
 	default:
 		store, err = slotfile.Open(slotfile.Config{Dir: cfg.Dir, FS: cfg.FS, Logger: cfg.Logger})
 	}

@@ -26,7 +26,7 @@ const leaderEpoch = 0
 // one, everything is kept in memory.
 type partitionLog struct {
 	name     string // topic/partition, for errors
-	file     *journal
+	file     *segment
 	maxBatch int // bytes
 
 	mu      sync.Mutex // never held during I/O
@@ -82,7 +82,7 @@ func newPartitionLog(name string, maxBatch int) *partitionLog {
 func openPartitionLog(name string, maxBatch int, fsys fsx.FS, path string, fsync bool) (*partitionLog, error) {
 	l := newPartitionLog(name, maxBatch)
 	var err error
-	l.file, err = openJournal(fsys, path, fsync, l.replay)
+	l.file, err = openSegment(fsys, path, fsync, l.replay)
 	if err != nil {
 		return nil, fmt.Errorf("partition %s: %w", name, err)
 	}

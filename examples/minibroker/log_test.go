@@ -321,7 +321,7 @@ func TestALogOfOtherBytesIsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			fsys := fsx.Mem()
-			j := newJournal(fsys, "0.log", true)
+			j := newSegment(fsys, "0.log", true)
 			require.NoError(t, j.put(string(payload)))
 			j.close()
 			_, err := openPartitionLog("t/0", 1<<20, fsys, "0.log", true)

@@ -54,9 +54,9 @@ func (r *restarts) again() {
 // committed and staged offsets, access rules, an open transaction, which its
 // producer goes on with, and a decided one, which is carried out (I5, I7).
 func TestARestartFindsEverything(t *testing.T) {
-	for _, fsync := range []Fsync{Always, Never} {
-		t.Run(string(fsync), func(t *testing.T) {
-			r := onDisk(t, Config{Fsync: fsync, EndWait: txnstate.AnswerAtDecision, Topics: map[string]int32{"t": 2}})
+	for fsync, store := range map[Fsync]StoreKind{Always: SlotFile, Never: Journal} {
+		t.Run(fmt.Sprint(fsync, " ", store), func(t *testing.T) {
+			r := onDisk(t, Config{Fsync: fsync, Store: store, EndWait: txnstate.AnswerAtDecision, Topics: map[string]int32{"t": 2}})
 			raw := func(req kmsg.Request, version int16) kmsg.Response {
 				req.SetVersion(version)
 				resp, err := r.b.Handle(ctxFor(t), req, anonymous)
@@ -171,7 +171,7 @@ func TestEachStartHasItsCoordinatorEpoch(t *testing.T) {
 	for want := range int32(3) {
 		raw, err := os.ReadFile(filepath.Join(r.cfg.Dir, "node.json"))
 		require.NoError(t, err)
-		require.JSONEq(t, fmt.Sprintf(`{"node":0,"clusterId":"kafkatxn","coordinatorEpoch":%d}`, want), string(raw))
+		require.JSONEq(t, fmt.Sprintf(`{"node":0,"clusterId":"kafkatxn","store":"slotfile","coordinatorEpoch":%d}`, want), string(raw))
 		r.again()
 	}
 }
@@ -186,6 +186,10 @@ func TestADirectoryIsOfOneProcessAndOneNode(t *testing.T) {
 	other.NodeID = 1
 	_, _, err = Start(context.Background(), other)
 	require.ErrorContains(t, err, "the directory is that of node 0, and this is node 1")
+	other = r.cfg
+	other.Store = Journal
+	_, _, err = Start(context.Background(), other)
+	require.ErrorContains(t, err, `are in store "slotfile", and not in "journal"`)
 	r.start()
 }
 

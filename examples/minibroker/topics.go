@@ -236,7 +236,7 @@ func (ts *topics) create(name string, partitions int32, dryRun bool) (*topic, er
 	for p := range t.logs {
 		t.logs[p] = newPartitionLog(logName(name, p), ts.limit.BatchBytes)
 		if ts.fsys != nil {
-			t.logs[p].file = newJournal(ts.fsys, logFile(dir, p), ts.fsync)
+			t.logs[p].file = newSegment(ts.fsys, logFile(dir, p), ts.fsync)
 		}
 	}
 	if ts.fsys != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/kafkatxn/kafkatxn/internal/fsx"
 )
 
-// A journal is an append-only file. What several callers add while a write is
+// A segment is an append-only file. What several callers add while a write is
 // under way becomes one round, written and synced at once, so that they share a
 // sync. Rounds follow one another:
 //
@@ -25,7 +25,7 @@ import (
 // later one follows was on the disk undamaged once, which is reported and never
 // cut. The position in the header keeps a payload that looks like a header from
 // being taken for one.
-type journal struct {
+type segment struct {
 	fsys  fsx.FS
 	name  string
 	fsync bool
@@ -72,70 +72,70 @@ func (e *damageError) Error() string {
 	return fmt.Sprintf("%s is damaged at byte %d (%s), and later data in it is not: nothing is cut off there; restore the file, or move it away and lose what it holds", e.file, e.offset, e.reason)
 }
 
-// openJournal reads a journal and hands each round's payload, with its place in
-// the file, to visit; the payload is visit's only for the call. A missing file is an empty journal
+// openSegment reads a segment and hands each round's payload, with its place in
+// the file, to visit; the payload is visit's only for the call. A missing file is an empty segment
 // and is created by the first round. A torn tail is cut off.
-func openJournal(fsys fsx.FS, name string, fsync bool, visit func(pos int64, payload []byte) error) (*journal, error) {
-	j := newJournal(fsys, name, fsync)
+func openSegment(fsys fsx.FS, name string, fsync bool, visit func(pos int64, payload []byte) error) (*segment, error) {
+	s := newSegment(fsys, name, fsync)
 	f, err := fsys.OpenFile(name, os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return j, nil
+		return s, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	j.file = f
-	if err := j.recover(visit); err != nil {
+	s.file = f
+	if err := s.recover(visit); err != nil {
 		_ = f.Close()
 		return nil, err
 	}
-	return j, nil
+	return s, nil
 }
 
-// newJournal is a journal whose file is not there yet.
-func newJournal(fsys fsx.FS, name string, fsync bool) *journal {
-	return &journal{fsys: fsys, name: name, fsync: fsync}
+// newSegment is a segment whose file is not there yet.
+func newSegment(fsys fsx.FS, name string, fsync bool) *segment {
+	return &segment{fsys: fsys, name: name, fsync: fsync}
 }
 
-func (j *journal) recover(visit func(pos int64, payload []byte) error) error {
-	size, err := j.file.Size()
+func (s *segment) recover(visit func(pos int64, payload []byte) error) error {
+	size, err := s.file.Size()
 	if err != nil {
 		return err
 	}
 	var buf []byte
-	for j.tail < size {
+	for s.tail < size {
 		var reason string
-		buf, reason, err = j.readRound(j.tail, size, buf)
+		buf, reason, err = s.readRound(s.tail, size, buf)
 		if err != nil {
 			return err
 		}
 		if reason != "" {
-			if err := j.cut(size, reason); err != nil {
+			if err := s.cut(size, reason); err != nil {
 				return err
 			}
 			break
 		}
-		if err := visit(j.tail+roundHeader, buf); err != nil {
-			return fmt.Errorf("%s, round at byte %d: %w", j.name, j.tail, err)
+		if err := visit(s.tail+roundHeader, buf); err != nil {
+			return fmt.Errorf("%s, round at byte %d: %w", s.name, s.tail, err)
 		}
-		j.tail += roundHeader + int64(len(buf))
+		s.tail += roundHeader + int64(len(buf))
 	}
-	if size == 0 || !j.fsync {
+	if size == 0 || !s.fsync {
 		return nil
 	}
 	// What is read from here on must not vanish any more, and a process that was
 	// killed may have left it unsynced.
-	return j.file.Sync()
+	return s.file.Sync()
 }
 
 // readRound is the payload of the round at pos, in buf's memory, or the reason
 // why there is none.
-func (j *journal) readRound(pos, size int64, buf []byte) (payload []byte, reason string, err error) {
+func (s *segment) readRound(pos, size int64, buf []byte) (payload []byte, reason string, err error) {
 	if size-pos < roundHeader {
 		return buf, "a header that ends early", nil
 	}
 	var h [roundHeader]byte
-	if _, err := j.file.ReadAt(h[:], pos); err != nil {
+	if _, err := s.file.ReadAt(h[:], pos); err != nil {
 		return buf, "", err
 	}
 	n, ok := parseRoundHeader(h[:], pos)
@@ -149,7 +149,7 @@ func (j *journal) readRound(pos, size int64, buf []byte) (payload []byte, reason
 		buf = make([]byte, n)
 	}
 	buf = buf[:n]
-	if _, err := j.file.ReadAt(buf, pos+roundHeader); err != nil {
+	if _, err := s.file.ReadAt(buf, pos+roundHeader); err != nil {
 		return buf, "", err
 	}
 	if crc32.Checksum(buf, castagnoli) != binary.BigEndian.Uint32(h[20:]) {
@@ -167,12 +167,12 @@ func parseRoundHeader(h []byte, pos int64) (n uint32, ok bool) {
 }
 
 // cut removes a torn tail, after a look whether it is one.
-func (j *journal) cut(size int64, reason string) error {
+func (s *segment) cut(size int64, reason string) error {
 	const window = 1 << 20
 	buf := make([]byte, window)
-	for pos := j.tail + 1; pos+roundHeader <= size; {
+	for pos := s.tail + 1; pos+roundHeader <= size; {
 		b := buf[:min(window, size-pos)]
-		if _, err := j.file.ReadAt(b, pos); err != nil {
+		if _, err := s.file.ReadAt(b, pos); err != nil {
 			return err
 		}
 		for i := 0; ; i++ {
@@ -182,7 +182,7 @@ func (j *journal) cut(size int64, reason string) error {
 			}
 			i += k
 			if _, ok := parseRoundHeader(b[i:i+roundHeader], pos+int64(i)); ok && binary.BigEndian.Uint32(b[i+4:])&flagClean != 0 {
-				return &damageError{j.name, j.tail, reason}
+				return &damageError{s.name, s.tail, reason}
 			}
 		}
 		if int64(len(b)) == size-pos {
@@ -190,159 +190,159 @@ func (j *journal) cut(size int64, reason string) error {
 		}
 		pos += int64(len(b)) - roundHeader + 1
 	}
-	return j.file.Truncate(j.tail)
+	return s.file.Truncate(s.tail)
 }
 
 // add queues parts, one after the other, and returns the place in the file where
 // they will be. It does no I/O: the caller may hold a lock of its own, and calls
 // wait without it.
-func (j *journal) add(parts ...[]byte) (pos int64, r *round, err error) {
+func (s *segment) add(parts ...[]byte) (pos int64, r *round, err error) {
 	n := 0
 	for _, p := range parts {
 		n += len(p)
 	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.failed != nil {
-		return 0, nil, j.failed
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failed != nil {
+		return 0, nil, s.failed
 	}
-	if k := len(j.queue); k > 0 && len(j.queue[k-1].buf)+n <= maxRound {
-		r = j.queue[k-1]
+	if k := len(s.queue); k > 0 && len(s.queue[k-1].buf)+n <= maxRound {
+		r = s.queue[k-1]
 	} else {
-		r = &round{pos: j.tail, buf: make([]byte, roundHeader, roundHeader+n), lead: make(chan struct{}, 1), done: make(chan struct{})}
-		j.queue = append(j.queue, r)
-		j.tail += roundHeader
-		if !j.leading {
-			j.leading = true
+		r = &round{pos: s.tail, buf: make([]byte, roundHeader, roundHeader+n), lead: make(chan struct{}, 1), done: make(chan struct{})}
+		s.queue = append(s.queue, r)
+		s.tail += roundHeader
+		if !s.leading {
+			s.leading = true
 			r.lead <- struct{}{}
 		}
 	}
-	pos = j.tail
+	pos = s.tail
 	for _, p := range parts {
 		r.buf = append(r.buf, p...)
 	}
-	j.tail += int64(n)
+	s.tail += int64(n)
 	return pos, r, nil
 }
 
 // wait returns when r is on the disk, or failed to get there. Everybody who added
 // to a round must call it: one of them does the writing. There is no context: the
 // bytes are on their way, and leaving would not call them back.
-func (j *journal) wait(r *round) error {
+func (s *segment) wait(r *round) error {
 	select {
 	case <-r.done:
 		return r.err
 	case <-r.lead:
 	}
-	j.mu.Lock()
-	if j.failed != nil {
-		j.mu.Unlock()
+	s.mu.Lock()
+	if s.failed != nil {
+		s.mu.Unlock()
 		<-r.done
 		return r.err
 	}
-	j.queue = j.queue[1:] // r: nobody joins it now
-	j.writing = true
-	j.mu.Unlock()
+	s.queue = s.queue[1:] // r: nobody joins it now
+	s.writing = true
+	s.mu.Unlock()
 
-	err := j.write(r)
+	err := s.write(r)
 
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.writing = false
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.writing = false
 	r.err = err
 	close(r.done)
 	switch {
-	case j.failed != nil:
-		j.release() // closed meanwhile
+	case s.failed != nil:
+		s.release() // closed meanwhile
 	case err != nil:
-		j.fail(fmt.Errorf("%s: %w", j.name, err))
-	case len(j.queue) > 0:
-		j.queue[0].lead <- struct{}{}
+		s.fail(fmt.Errorf("%s: %w", s.name, err))
+	case len(s.queue) > 0:
+		s.queue[0].lead <- struct{}{}
 	default:
-		j.leading = false
+		s.leading = false
 	}
 	return err
 }
 
-func (j *journal) write(r *round) error {
+func (s *segment) write(r *round) error {
 	h := r.buf[:roundHeader]
 	payload := r.buf[roundHeader:]
 	copy(h, roundMagic)
-	if j.fsync {
+	if s.fsync {
 		binary.BigEndian.PutUint32(h[4:], flagClean)
 	}
 	binary.BigEndian.PutUint64(h[8:], uint64(r.pos))
 	binary.BigEndian.PutUint32(h[16:], uint32(len(payload)))
 	binary.BigEndian.PutUint32(h[20:], crc32.Checksum(payload, castagnoli))
 	binary.BigEndian.PutUint32(h[24:], crc32.Checksum(h[:24], castagnoli))
-	if j.file == nil {
-		f, err := j.fsys.OpenFile(j.name, os.O_RDWR|os.O_CREATE, 0o644)
+	if s.file == nil {
+		f, err := s.fsys.OpenFile(s.name, os.O_RDWR|os.O_CREATE, 0o644)
 		if err != nil {
 			return err
 		}
-		j.mu.Lock()
-		j.file = f
-		j.mu.Unlock()
-		if j.fsync {
-			if err := j.fsys.SyncDir(filepath.Dir(j.name)); err != nil {
+		s.mu.Lock()
+		s.file = f
+		s.mu.Unlock()
+		if s.fsync {
+			if err := s.fsys.SyncDir(filepath.Dir(s.name)); err != nil {
 				return err
 			}
 		}
 	}
-	if _, err := j.file.WriteAt(r.buf, r.pos); err != nil {
+	if _, err := s.file.WriteAt(r.buf, r.pos); err != nil {
 		return err
 	}
-	if !j.fsync {
+	if !s.fsync {
 		return nil
 	}
-	return j.file.Sync()
+	return s.file.Sync()
 }
 
-// fail ends the journal: for a failed write, after which nobody knows what of the
+// fail ends the segment: for a failed write, after which nobody knows what of the
 // file is on the disk, or because it is closed. mu is held.
-func (j *journal) fail(err error) {
-	if j.failed != nil {
+func (s *segment) fail(err error) {
+	if s.failed != nil {
 		return
 	}
-	j.failed = err
-	for _, r := range j.queue {
+	s.failed = err
+	for _, r := range s.queue {
 		r.err = err
 		close(r.done)
 	}
-	j.queue = nil
-	if !j.writing {
-		j.release()
+	s.queue = nil
+	if !s.writing {
+		s.release()
 	}
 }
 
 // readAt fills b from pos, where rounds have been written.
-func (j *journal) readAt(b []byte, pos int64) error {
-	j.mu.Lock()
-	f, failed := j.file, j.failed
-	j.mu.Unlock()
+func (s *segment) readAt(b []byte, pos int64) error {
+	s.mu.Lock()
+	f, failed := s.file, s.failed
+	s.mu.Unlock()
 	if failed != nil {
 		return failed
 	}
 	if f == nil {
-		return fmt.Errorf("%s: nothing is written", j.name)
+		return fmt.Errorf("%s: nothing is written", s.name)
 	}
 	_, err := f.ReadAt(b, pos)
 	return err
 }
 
-var errJournalClosed = errors.New("closed")
+var errSegmentClosed = errors.New("closed")
 
-// close ends the journal. A round that is being written is finished.
-func (j *journal) close() {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.fail(errJournalClosed)
+// close ends the segment. A round that is being written is finished.
+func (s *segment) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fail(errSegmentClosed)
 }
 
 // release gives the handle back. mu is held and nobody writes.
-func (j *journal) release() {
-	if j.file != nil {
-		_ = j.file.Close() // promises nothing about the data: Sync did
-		j.file = nil
+func (s *segment) release() {
+	if s.file != nil {
+		_ = s.file.Close() // promises nothing about the data: Sync did
+		s.file = nil
 	}
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // put adds one entry and waits for it.
-func (j *journal) put(b string) error {
+func (j *segment) put(b string) error {
 	_, r, err := j.add([]byte(b))
 	if err != nil {
 		return err
@@ -24,18 +24,18 @@ func (j *journal) put(b string) error {
 	return j.wait(r)
 }
 
-// contents opens a journal and returns the rounds it holds.
-func contents(t testing.TB, fsys fsx.FS, name string, fsync bool) (*journal, []string, error) {
+// contents opens a segment and returns the rounds it holds.
+func contents(t testing.TB, fsys fsx.FS, name string, fsync bool) (*segment, []string, error) {
 	t.Helper()
 	var got []string
-	j, err := openJournal(fsys, name, fsync, func(_ int64, b []byte) error {
+	j, err := openSegment(fsys, name, fsync, func(_ int64, b []byte) error {
 		got = append(got, string(b))
 		return nil
 	})
 	return j, got, err
 }
 
-func TestAJournalHoldsWhatWasPutInIt(t *testing.T) {
+func TestASegmentHoldsWhatWasPutInIt(t *testing.T) {
 	fsys := fsx.Mem()
 	j, got, err := contents(t, fsys, "j", true)
 	require.NoError(t, err)
@@ -44,7 +44,7 @@ func TestAJournalHoldsWhatWasPutInIt(t *testing.T) {
 		require.NoError(t, j.put(s))
 	}
 	j.close()
-	require.ErrorIs(t, j.put("late"), errJournalClosed)
+	require.ErrorIs(t, j.put("late"), errSegmentClosed)
 	j, got, err = contents(t, fsys, "j", true)
 	require.NoError(t, err)
 	require.Equal(t, []string{"one", "", "three"}, got)
@@ -203,7 +203,7 @@ func TestARoundInsideAPayloadIsNotFound(t *testing.T) {
 
 // After a write or sync that failed nobody knows what is on the disk: nobody is
 // told yes any more, and nothing more is written.
-func TestAFailedWriteEndsTheJournal(t *testing.T) {
+func TestAFailedWriteEndsTheSegment(t *testing.T) {
 	for _, bad := range []fsx.Op{fsx.OpOpenFile, fsx.OpSyncDir, fsx.OpWriteAt, fsx.OpSync} {
 		t.Run(string(bad), func(t *testing.T) {
 			broken := errors.New("the disk is broken")
@@ -218,7 +218,7 @@ func TestAFailedWriteEndsTheJournal(t *testing.T) {
 				}
 				return nil
 			})
-			j := newJournal(fsys, "j", true)
+			j := newSegment(fsys, "j", true)
 			if bad != fsx.OpOpenFile && bad != fsx.OpSyncDir {
 				require.NoError(t, j.put("good"))
 			}
@@ -233,12 +233,12 @@ func TestAFailedWriteEndsTheJournal(t *testing.T) {
 	}
 }
 
-// Whatever bytes a file has, opening it ends in a journal that works or in an
+// Whatever bytes a file has, opening it ends in a segment that works or in an
 // error that names the file, and never changes what was good.
 func TestAnyFileIsOpenedOrRefused(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		fsys := fsx.Mem()
-		j := newJournal(fsys, "j", true)
+		j := newSegment(fsys, "j", true)
 		n := rapid.IntRange(0, 4).Draw(rt, "rounds")
 		var put []string
 		for i := range n {
@@ -279,7 +279,7 @@ func TestAnyFileIsOpenedOrRefused(t *testing.T) {
 	})
 }
 
-func TestAJournalThatIsNotThereIsEmpty(t *testing.T) {
+func TestASegmentThatIsNotThereIsEmpty(t *testing.T) {
 	fsys := fsx.Mem()
 	j, _, err := contents(t, fsys, "none", true)
 	require.NoError(t, err)
