@@ -70,7 +70,7 @@
 //
 // # The volume
 //
-// The file system must make links exclusive, show a name to all processes once one
+// The file system must have hard links, make them exclusive, show a name to all processes once one
 // of them has made it, and list all names that were there throughout. A local file
 // system does. NFS needs mounts that do not cache names and attributes
 // (lookupcache=none, noac) of an export that is written through (sync); with

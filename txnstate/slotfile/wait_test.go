@@ -2,6 +2,7 @@ package slotfile_test
 
 import (
 	"context"
+	"io/fs"
 	"strings"
 	"sync"
 	"testing"
@@ -92,6 +93,26 @@ func TestAContextThatEndsLeavesNoWriteBehind(t *testing.T) {
 			require.NoError(t, s.Close())
 			require.NoError(t, other.Close())
 		})
+	}
+}
+
+// I12: a file system that contradicts itself is not asked for ever.
+func TestAClaimThatNeverSucceedsEnds(t *testing.T) {
+	for _, answer := range []error{fs.ErrExist, fs.ErrNotExist} {
+		links := 0
+		s := open(t, fsx.Hook(fsx.Mem(), func(op fsx.Op, name string) error {
+			if op == fsx.OpLink {
+				links++
+				return answer
+			}
+			return nil
+		}))
+		err := bump(s, target, 1)
+		require.ErrorIs(t, err, txnstate.ErrUncertain)
+		require.Less(t, links, 50)
+		_, err = s.Load(t.Context(), target)
+		require.ErrorIs(t, err, txnstate.ErrNotFound)
+		require.NoError(t, s.Close())
 	}
 }
 

@@ -211,6 +211,7 @@ func (s *slot) process(batch []*op) {
 	if cur := s.current(); cur != nil {
 		guess = cur.gen
 	}
+	highest, size, idle := guess, len(batch), 0
 	for range maxLooks {
 		batch = s.waiting(batch)
 		if len(batch) == 0 {
@@ -225,9 +226,19 @@ func (s *slot) process(batch []*op) {
 			return
 		}
 		guess = newest
+		// Where neither the slot nor the batch gets on, the file system says one
+		// thing to a link and another to a look. Each attempt costs a sync.
+		if idle++; newest > highest || len(batch) < size {
+			highest, size, idle = max(highest, newest), len(batch), 0
+		}
+		if idle > maxIdle {
+			break
+		}
 	}
 	s.fail(batch, errBusy)
 }
+
+const maxIdle = 20
 
 func (s *slot) waiting(batch []*op) []*op {
 	s.mu.Lock()

@@ -23,6 +23,10 @@ import (
 // first later Load of its id that answered without it. Later writes of several
 // handles must not be mixed in, for a handle need not see those of another.
 type History struct {
+	// Used says that the store was not empty at the beginning: what an id held
+	// is learned from the first answer then.
+	Used bool
+
 	mu    sync.Mutex
 	clock int // of calls and returns: the order is all that counts
 	calls []*call
@@ -118,7 +122,7 @@ func (h *History) Check() error {
 	}
 	h.mu.Unlock()
 	for id, calls := range byID {
-		if !linearizable(calls) {
+		if !linearizable(calls, model{unset: h.Used}) {
 			var b strings.Builder
 			for _, c := range calls {
 				fmt.Fprintf(&b, "\n\t%s", c)
@@ -167,11 +171,12 @@ type model struct {
 	version txnstate.Version // 0 is no record
 	rec     *txnstate.Record
 	unknown bool // there is a record, and its version is not known
+	unset   bool // nothing is known yet
 }
 
 // linearizable looks for an order, depth first: at each step any call may be
 // next that began before every call left over returned.
-func linearizable(calls []*call) bool {
+func linearizable(calls []*call, begin model) bool {
 	calls = slices.DeleteFunc(slices.Clone(calls), (*call).silent)
 	given := map[txnstate.Version]bool{} // versions that some answer named as its own
 	for _, c := range calls {
@@ -196,7 +201,7 @@ func linearizable(calls []*call) bool {
 		if !left {
 			return true // what is unsure may not have been done at all
 		}
-		key := fmt.Sprint(done, m.version, m.unknown, lastLoad)
+		key := fmt.Sprint(done, m.version, m.unknown, m.unset, lastLoad)
 		if m.rec != nil {
 			key += brief(*m.rec)
 		}
@@ -227,7 +232,7 @@ func linearizable(calls []*call) bool {
 		}
 		return false
 	}
-	return search(model{}, 0)
+	return search(begin, 0)
 }
 
 // is says whether the present version can be v, and what the model knows then.
@@ -242,6 +247,9 @@ func (m model) is(v txnstate.Version, given map[txnstate.Version]bool) (model, b
 // answer is the model after a call, and whether the one store could have
 // answered so.
 func (m model) answer(c *call, given map[txnstate.Version]bool) (model, bool) {
+	if m.unset {
+		return m.first(c)
+	}
 	switch {
 	case c.kind == callLoad && errors.Is(c.err, txnstate.ErrNotFound):
 		return m, m.version == 0 && !m.unknown
@@ -265,6 +273,23 @@ func (m model) answer(c *call, given map[txnstate.Version]bool) (model, bool) {
 		return model{}, n.version != 0
 	}
 	if c.unsure() {
+		return model{rec: &c.next, unknown: true}, true
+	}
+	return model{version: c.rec.Version, rec: &c.next}, true
+}
+
+// first is answer where nothing is known of what was there before the call.
+func (m model) first(c *call) (model, bool) {
+	switch {
+	case errors.Is(c.err, txnstate.ErrNotFound):
+		return model{}, true
+	case c.kind == callLoad:
+		return model{version: c.rec.Version, rec: &c.rec}, true
+	case c.refused():
+		return m, true
+	case c.kind == callDelete:
+		return model{}, c.old != 0
+	case c.unsure():
 		return model{rec: &c.next, unknown: true}, true
 	}
 	return model{version: c.rec.Version, rec: &c.next}, true

@@ -13,6 +13,29 @@ func (m made) check() error {
 	return (&History{calls: m}).Check()
 }
 
+// A store that held records before is learned from its first answers, and held
+// to them.
+func TestHistoryOfAStoreInUse(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		possible bool
+		calls    made
+	}{
+		{"a record that was there", true, made{load(1, 2, 1, 5), swap(3, 4, 2, 5, 6, nil), load(5, 6, 2, 6)}},
+		{"a record that was there, seen twice", true, made{load(1, 2, 1, 5), load(3, 4, 1, 5)}},
+		{"two records that were there", false, made{load(1, 2, 1, 5), load(3, 4, 2, 6)}},
+		{"nothing, and then something", false, made{missing(1, 2), load(3, 4, 1, 5)}},
+		{"a delete of what was there", true, made{remove(1, 2, 5, nil), missing(3, 4)}},
+		{"two deletes of what was there", false, made{remove(1, 2, 5, nil), remove(3, 4, 5, nil)}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if err := (&History{Used: true, calls: c.calls}).Check(); (err == nil) != c.possible {
+				t.Errorf("Check = %v, want possible = %t", err, c.possible)
+			}
+		})
+	}
+}
+
 func load(from, till int, n int64, v txnstate.Version) *call {
 	return &call{kind: callLoad, id: "id", from: from, till: till, rec: at(sample("id", n), v)}
 }
