@@ -149,3 +149,15 @@ func TestNamesAreChosenSoThatRequestsAreComparable(t *testing.T) {
 		}
 	}
 }
+
+// Hashes below 0 go by their absolute value, as Kafka's: two groups that are not
+// seen to share a partition count as one participant.
+func TestOffsetsPartitionsAreKafkas(t *testing.T) {
+	for group, want := range map[string]int32{
+		"": 0, "g": 3, "group": 47, "consumer-group": 38, "orders": 31, "polygenelubricants": 0, // the last three have hashes below 0
+	} {
+		if got := offsetsPartition(group); got != want {
+			t.Errorf("group %q is in partition %d, not %d", group, got, want)
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 )
@@ -160,11 +161,15 @@ func (s *Scenario) ages() bool {
 	return slices.ContainsFunc(s.Steps, func(st *Step) bool { return st.Op == OpAge })
 }
 
-// offsetsPartition is Kafka's choice for a group of ASCII name, with 50 partitions.
+// offsetsPartition is Kafka's choice for a group of ASCII name, with 50 partitions:
+// by Utils.abs of the hash, which is not Utils.toPositive.
 func offsetsPartition(group string) int32 {
 	var h int32
 	for _, c := range []byte(group) {
 		h = 31*h + int32(c)
 	}
-	return (h & 0x7fffffff) % 50
+	if h < 0 && h != math.MinInt32 {
+		h = -h
+	}
+	return (h & math.MaxInt32) % 50 // the least number has no absolute value, and counts as 0
 }
