@@ -44,10 +44,9 @@ func inProcess(b *Broker) conformance.Options {
 		},
 	}
 	return conformance.Options{
-		Dial:     h.Dial,
-		Sleep:    func(ctx context.Context, d time.Duration) error { return b.Advance(ctx, d) },
-		Now:      b.now,
-		Patience: 400 * time.Millisecond, // what is transient here is over in microseconds
+		Dial:  h.Dial,
+		Sleep: b.Advance,
+		Now:   b.now,
 		// A fetch with nothing to return waits for real, as its client asked for.
 		Parallel: 32, ParallelAll: true,
 	}
