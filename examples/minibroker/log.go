@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sort"
+	"strconv"
 	"sync"
 
 	"github.com/kafkatxn/kafkatxn/fence"
@@ -22,10 +23,11 @@ import (
 const leaderEpoch = 0
 
 // partitionLog is one partition: its batches and the state of its producers. It
-// implements wire.Log. With a file, readers see only what is on the disk; without
-// one, everything is kept in memory.
+// implements wire.Log. With a file, which all partitions of the topic share,
+// readers see only what is on the disk; without one, everything is kept in memory.
 type partitionLog struct {
 	name     string // topic/partition, for errors
+	number   uint32 // of the partition
 	file     *segment
 	maxBatch int // bytes
 
@@ -73,52 +75,88 @@ const (
 	batchHeader         = 61
 )
 
-func newPartitionLog(name string, maxBatch int) *partitionLog {
-	return &partitionLog{name: name, maxBatch: maxBatch, state: fence.NewPartition(fence.Config{}), waiting: map[chan<- struct{}]struct{}{}}
+func newPartitionLog(topic string, p, maxBatch int) *partitionLog {
+	return &partitionLog{name: topic + "/" + strconv.Itoa(p), number: uint32(p), maxBatch: maxBatch, state: fence.NewPartition(fence.Config{}), waiting: map[chan<- struct{}]struct{}{}}
 }
 
-// openPartitionLog reads a log from its file, which need not exist. Nothing else
-// uses l yet.
-func openPartitionLog(name string, maxBatch int, fsys fsx.FS, path string, fsync bool) (*partitionLog, error) {
-	l := newPartitionLog(name, maxBatch)
-	var err error
-	l.file, err = openSegment(fsys, path, fsync, l.replay)
-	if err != nil {
-		return nil, fmt.Errorf("partition %s: %w", name, err)
+// newLogs are the logs of the partitions of a topic.
+func newLogs(topic string, n int32, maxBatch int) []*partitionLog {
+	ls := make([]*partitionLog, n)
+	for p := range ls {
+		ls[p] = newPartitionLog(topic, p, maxBatch)
 	}
-	l.advance(l.end)
-	return l, nil
+	return ls
 }
 
-// replay takes in the batches of one round, without any check: they were checked
-// when they were appended.
-func (l *partitionLog) replay(pos int64, b []byte) error {
-	for len(b) > 0 {
-		h, base, size, err := fence.ParseHeader(b)
-		switch {
-		case err != nil:
-			return err
-		case size > len(b):
-			return fmt.Errorf("a batch of %d bytes, and %d are left", size, len(b))
-		case base != l.end:
-			return fmt.Errorf("a batch at offset %d, and the next is %d", base, l.end)
-		}
-		var mark *fence.Mark
-		if h.Control {
-			m, ms, err := markers.ParseControlBatch(b[:size])
-			switch {
-			case err == nil:
-				mk := m.Mark(ms)
-				mark = &mk
-			case !errors.Is(err, markers.ErrNotMarker):
-				return err
+// share gives logs the file that they share: a transaction writes to several of
+// them at once, to all of them its markers, and what is written at once shares a
+// sync. The file holds their batches as they were appended, each behind the number
+// of its partition.
+func share(ls []*partitionLog, s *segment) {
+	for _, l := range ls {
+		l.file = s
+	}
+}
+
+// batchPartition is the bytes of that number.
+const batchPartition = 4
+
+// openLogs reads the logs of a topic from their file, which need not exist.
+func openLogs(topic string, n int32, maxBatch int, fsys fsx.FS, path string, fsync bool) ([]*partitionLog, error) {
+	ls := newLogs(topic, n, maxBatch)
+	file, err := openSegment(fsys, path, fsync, func(pos int64, b []byte) error {
+		for len(b) > 0 {
+			if len(b) < batchPartition {
+				return fmt.Errorf("%d bytes where the number of a partition should be", len(b))
 			}
+			p := binary.BigEndian.Uint32(b)
+			if p >= uint32(n) {
+				return fmt.Errorf("a batch of partition %d, and topic %q has %d", p, topic, n)
+			}
+			size, err := ls[p].replay(pos+batchPartition, b[batchPartition:])
+			if err != nil {
+				return fmt.Errorf("partition %s: %w", ls[p].name, err)
+			}
+			b, pos = b[batchPartition+size:], pos+batchPartition+int64(size)
 		}
-		l.enter(h, base, size, pos, nil)
-		l.state.Replay(h, base, mark)
-		b, pos = b[size:], pos+int64(size)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("topic %s: %w", topic, err)
 	}
-	return nil
+	share(ls, file)
+	for _, l := range ls {
+		l.advance(l.end)
+	}
+	return ls, nil
+}
+
+// replay takes in the batch at the front of b, without any check: it was checked
+// when it was appended.
+func (l *partitionLog) replay(pos int64, b []byte) (size int, err error) {
+	h, base, size, err := fence.ParseHeader(b)
+	switch {
+	case err != nil:
+		return 0, err
+	case size > len(b):
+		return 0, fmt.Errorf("a batch of %d bytes, and %d are left", size, len(b))
+	case base != l.end:
+		return 0, fmt.Errorf("a batch at offset %d, and the next is %d", base, l.end)
+	}
+	var mark *fence.Mark
+	if h.Control {
+		m, ms, err := markers.ParseControlBatch(b[:size])
+		switch {
+		case err == nil:
+			mk := m.Mark(ms)
+			mark = &mk
+		case !errors.Is(err, markers.ErrNotMarker):
+			return 0, err
+		}
+	}
+	l.enter(h, base, size, pos, nil)
+	l.state.Replay(h, base, mark)
+	return size, nil
 }
 
 // enter puts a batch at the end.
@@ -191,11 +229,13 @@ func (l *partitionLog) enqueue(h fence.Batch, b []byte, admit func(p *fence.Part
 		l.advance(l.end)
 		return l.end, nil, nil
 	}
-	pos, r, err := l.file.add(front[:], b[len(front):])
+	var number [batchPartition]byte
+	binary.BigEndian.PutUint32(number[:], l.number)
+	pos, r, err := l.file.add(number[:], front[:], b[len(front):])
 	if err != nil {
 		return 0, nil, l.offline(err)
 	}
-	l.enter(h, base, len(b), pos, nil)
+	l.enter(h, base, len(b), pos+batchPartition, nil)
 	return l.end, r, nil
 }
 
@@ -279,14 +319,14 @@ func (l *partitionLog) stop(err error) {
 // remove takes the partition out of service for good.
 func (l *partitionLog) remove() {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.failed == nil {
 		l.failed = txnstate.CodeUnknownTopicOrPartition.Errorf("", "partition %s is deleted", l.name)
 	}
 	l.wake()
-	l.mu.Unlock()
-	l.close()
 }
 
+// close closes the file, of the other partitions too.
 func (l *partitionLog) close() {
 	if l.file != nil {
 		l.file.close()
@@ -379,7 +419,12 @@ func (l *partitionLog) abortedBound(first, bytes int) int64 {
 	return l.end
 }
 
-// read is the bytes of a slice. Rounds leave gaps in the file.
+// readGap is how many bytes between two batches are read and thrown away rather
+// than asking the file twice.
+const readGap = 4096
+
+// read is the bytes of a slice. Rounds, and other partitions, leave gaps in the
+// file.
 func (l *partitionLog) read(s slice) ([]byte, error) {
 	if len(s.batches) == 0 {
 		return nil, nil
@@ -394,17 +439,25 @@ func (l *partitionLog) read(s slice) ([]byte, error) {
 		}
 		return out, nil
 	}
-	from := s.batches[0].pos
-	end := s.batches[len(s.batches)-1]
-	buf := make([]byte, end.pos+int64(end.size)-from)
-	if err := l.file.readAt(buf, from); err != nil {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return nil, l.offline(err)
-	}
-	out := buf[:0]
-	for _, b := range s.batches {
-		out = append(out, buf[b.pos-from:][:b.size]...)
+	out := make([]byte, 0, s.bytes)
+	var buf []byte
+	for rest := s.batches; len(rest) > 0; {
+		n, from := 1, rest[0].pos
+		end := from + int64(rest[0].size)
+		for n < len(rest) && rest[n].pos-end <= readGap {
+			end = rest[n].pos + int64(rest[n].size)
+			n++
+		}
+		buf = slices.Grow(buf[:0], int(end-from))[:end-from]
+		if err := l.file.readAt(buf, from); err != nil {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return nil, l.offline(err)
+		}
+		for _, b := range rest[:n] {
+			out = append(out, buf[b.pos-from:][:b.size]...)
+		}
+		rest = rest[n:]
 	}
 	return out, nil
 }

@@ -75,9 +75,9 @@ func (l *partitionLog) mark(m markers.Marker) error {
 
 func diskLog(t testing.TB, fsys fsx.FS) *partitionLog {
 	t.Helper()
-	l, err := openPartitionLog("t/0", 1<<20, fsys, "0.log", true)
+	ls, err := openLogs("t", 1, 1<<20, fsys, "records.log", true)
 	require.NoError(t, err)
-	return l
+	return ls[0]
 }
 
 // all is what a slice's bytes hold, batch by batch: base offset and leader epoch
@@ -140,7 +140,7 @@ func TestALogShowsTheSameOnDiskInMemoryAndAfterARestart(t *testing.T) {
 			require.EqualValues(t, 3, st.LastSequence)
 		})
 	}
-	mem := newPartitionLog("t/0", 1<<20)
+	mem := newPartitionLog("t", 0, 1<<20)
 	fill(mem)
 	check(mem)
 	fsys := fsx.Mem()
@@ -156,7 +156,7 @@ func TestALogShowsTheSameOnDiskInMemoryAndAfterARestart(t *testing.T) {
 // Of every batch that fits, whole ones are returned, and the first even where it
 // does not fit (KIP-74).
 func TestWhatAFetchTakesOfALog(t *testing.T) {
-	l := newPartitionLog("t/0", 1<<20)
+	l := newPartitionLog("t", 0, 1<<20)
 	size := len(plain(1, 100))
 	for range 5 {
 		require.NoError(t, l.append(plain(1, 100)))
@@ -175,7 +175,7 @@ func TestWhatAFetchTakesOfALog(t *testing.T) {
 // The aborted transactions that come with a fetch reach up to the first entry of
 // Kafka's offset index past the bytes returned: one every 4096 bytes.
 func TestTheAbortedListReachesToAnIndexEntry(t *testing.T) {
-	l := newPartitionLog("t/0", 1<<20)
+	l := newPartitionLog("t", 0, 1<<20)
 	abort := func(id int64) {
 		p := txnstate.Producer{ID: id}
 		require.NoError(t, l.append(recordBatch(p, 0, 1, 10, true)))
@@ -267,7 +267,7 @@ func TestAPartitionWhoseWriteFailedIsOffline(t *testing.T) {
 
 // A batch that admit refuses leaves no trace, and its error comes back as it is.
 func TestARefusedBatchIsNotAppended(t *testing.T) {
-	l := newPartitionLog("t/0", 1<<20)
+	l := newPartitionLog("t", 0, 1<<20)
 	no := errors.New("no")
 	require.Equal(t, no, l.Append(context.Background(), plain(1, 1), func(*fence.Partition, int64) error { return no }))
 	require.Zero(t, l.end)
@@ -321,11 +321,11 @@ func TestALogOfOtherBytesIsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			fsys := fsx.Mem()
-			j := newSegment(fsys, "0.log", true)
-			require.NoError(t, j.put(string(payload)))
+			j := newSegment(fsys, "records.log", true)
+			require.NoError(t, j.put("\x00\x00\x00\x00"+string(payload)))
 			j.close()
-			_, err := openPartitionLog("t/0", 1<<20, fsys, "0.log", true)
-			require.ErrorContains(t, err, "partition t/0: 0.log, round at byte 0")
+			_, err := openLogs("t", 1, 1<<20, fsys, "records.log", true)
+			require.ErrorContains(t, err, "topic t: records.log, round at byte 0: partition t/0: ")
 		})
 	}
 }
@@ -333,8 +333,9 @@ func TestALogOfOtherBytesIsRefused(t *testing.T) {
 func BenchmarkAppend(b *testing.B) {
 	for _, parallel := range []int{1, 16} {
 		b.Run(fmt.Sprint(parallel, " writers"), func(b *testing.B) {
-			l, err := openPartitionLog("t/0", 1<<20, fsx.OS(), b.TempDir()+"/0.log", true)
+			ls, err := openLogs("t", 1, 1<<20, fsx.OS(), b.TempDir()+"/records.log", true)
 			require.NoError(b, err)
+			l := ls[0]
 			defer l.close()
 			batch := plain(1, 100)
 			b.SetParallelism(parallel)

@@ -205,7 +205,7 @@ func TestDamagedFilesStopTheStart(t *testing.T) {
 		"acls.json":     {func(d string) string { return d + "/acls.json" }, truncate(3), "acls.json"},
 		"topic.json":    {func(d string) string { return topicDir(d) + "/topic.json" }, truncate(10), "topic.json"},
 		"no topic.json": {func(d string) string { return topicDir(d) + "/topic.json" }, os.Remove, "and no topic.json"},
-		"a log":         {func(d string) string { return topicDir(d) + "/0.log" }, flip(roundHeader + 70), "0.log is damaged at byte 0"},
+		"a log":         {func(d string) string { return topicDir(d) + "/records.log" }, flip(roundHeader + 70), "records.log is damaged at byte 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := onDisk(t, Config{Topics: map[string]int32{"t": 1}})
@@ -303,21 +303,23 @@ func TestAFailedChangeOfTheTopics(t *testing.T) {
 	}
 }
 
-// A partition whose disk fails answers KAFKA_STORAGE_ERROR, and the others go on.
+// A topic whose disk fails answers KAFKA_STORAGE_ERROR, and the others go on.
 func TestADiskThatFails(t *testing.T) {
 	var broken bool
 	fsys := fsx.Hook(fsx.OS(), func(o fsx.Op, name string) error {
-		if broken && o == fsx.OpSync && strings.HasSuffix(name, "0.log") {
+		if broken && o == fsx.OpSync && strings.HasSuffix(name, "records.log") {
 			return os.ErrPermission
 		}
 		return nil
 	})
-	r := onDisk(t, Config{FS: fsys, Topics: map[string]int32{"t": 2}})
+	r := onDisk(t, Config{FS: fsys, Topics: map[string]int32{"t": 2, "other": 1}})
 	refused(t, nil, produce(t, r.b, "t", plain(1, 1)).ErrorCode)
+	refused(t, nil, produce(t, r.b, "other", plain(1, 1)).ErrorCode)
 	broken = true
 	refused(t, kerr.KafkaStorageError, produce(t, r.b, "t", plain(1, 1)).ErrorCode)
 	broken = false
 	refused(t, kerr.KafkaStorageError, produce(t, r.b, "t", plain(1, 1)).ErrorCode)
+	refused(t, nil, produce(t, r.b, "other", plain(1, 1)).ErrorCode)
 	refused(t, kerr.KafkaStorageError, ask[*kmsg.FetchResponse](t, r.b, fetchRequest("t", 0, 0), 11).Topics[0].Partitions[0].ErrorCode)
 	r.again()
 	require.Positive(t, produce(t, r.b, "t", plain(1, 1)).BaseOffset)

@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -42,7 +41,7 @@ func (t *topic) partitions() int32 {
 // after the topic's id, which no client chooses:
 //
 //	topics/<id>/topic.json     name, id and number of partitions
-//	topics/<id>/<partition>.log
+//	topics/<id>/records.log    the records of all its partitions
 //
 // A topic exists from the moment topic.json does. It is deleted by renaming that
 // file to deleted.json; what is left is removed after that, or at the next start.
@@ -76,6 +75,7 @@ var (
 const (
 	topicFile   = "topic.json"
 	deletedFile = "deleted.json"
+	recordsFile = "records.log"
 )
 
 // topicJSON is the content of topicFile.
@@ -134,23 +134,17 @@ func (ts *topics) open(base string) error {
 	if err != nil || len(id) != 16 || j.ID != base || validTopicName(j.Name) != nil || j.Partitions < 1 {
 		return fmt.Errorf("%s: not a topic that could be of this directory: %s", filepath.Join(dir, topicFile), raw)
 	}
-	t := &topic{name: j.Name, id: [16]byte(id), logs: make([]*partitionLog, j.Partitions)}
+	t := &topic{name: j.Name, id: [16]byte(id)}
 	if ts.byName[t.name] != nil {
 		return fmt.Errorf("%s: topic %q is there twice", dir, t.name)
 	}
-	for p := range t.logs {
-		t.logs[p], err = openPartitionLog(logName(t.name, p), ts.limit.BatchBytes, ts.fsys, logFile(dir, p), ts.fsync)
-		if err != nil {
-			return err
-		}
+	t.logs, err = openLogs(t.name, j.Partitions, ts.limit.BatchBytes, ts.fsys, filepath.Join(dir, recordsFile), ts.fsync)
+	if err != nil {
+		return err
 	}
 	ts.put(t)
 	return nil
 }
-
-func logName(topic string, p int) string { return topic + "/" + strconv.Itoa(p) }
-
-func logFile(dir string, p int) string { return filepath.Join(dir, strconv.Itoa(p)+".log") }
 
 // clean removes a directory without a topic: one that was deleted, or that was
 // being made.
@@ -227,19 +221,14 @@ func (ts *topics) create(name string, partitions int32, dryRun bool) (*topic, er
 	if err := ts.admit(name, partitions); err != nil {
 		return nil, err
 	}
-	t := &topic{name: name, logs: make([]*partitionLog, partitions)}
+	t := &topic{name: name, logs: newLogs(name, partitions, ts.limit.BatchBytes)}
 	_, _ = rand.Read(t.id[:]) // never fails
 	if dryRun {
 		return t, nil
 	}
 	dir := filepath.Join(ts.dir, hex.EncodeToString(t.id[:]))
-	for p := range t.logs {
-		t.logs[p] = newPartitionLog(logName(name, p), ts.limit.BatchBytes)
-		if ts.fsys != nil {
-			t.logs[p].file = newSegment(ts.fsys, logFile(dir, p), ts.fsync)
-		}
-	}
 	if ts.fsys != nil {
+		share(t.logs, newSegment(ts.fsys, filepath.Join(dir, recordsFile), ts.fsync))
 		if err := ts.store(dir, t); err != nil {
 			// It may be there at the next start, and must not be made twice.
 			ts.failed = kafkaErrorf(kerr.KafkaStorageError, "topics can't be changed until the next start: %w", err)
@@ -327,6 +316,7 @@ func (ts *topics) delete(name string) (*topic, error) {
 	for _, l := range t.logs {
 		l.remove()
 	}
+	t.logs[0].close() // the file is that of all
 	if ts.fsys != nil {
 		_ = ts.clean(dir) // what stays is removed at the next start
 	}
