@@ -117,3 +117,40 @@ func TestALossOfPowerAtEveryOperation(t *testing.T) {
 		}
 	}
 }
+
+// W21: a removal that power takes back would bring an entry of the first
+// transaction into the second.
+func TestALossOfPowerBetweenTransactionsBringsNothingBack(t *testing.T) {
+	for _, sameEpoch := range []bool{false, true} {
+		for seed := range uint64(20) {
+			synctest.Test(t, func(t *testing.T) {
+				disk := crashfs.New(seed)
+				w := newWorld(t, disk, fault{kind: fmt.Sprintf("power fails, seed %d", seed), sameEpoch: sameEpoch})
+				w.write()
+				w.complete(1, true)
+				w.write()
+				disk.Crash()
+				for _, p := range w.all {
+					p.kill()
+				}
+				w.c.Broker(1).Crash()
+				w.c.Broker(2).Crash()
+				w.mu.Lock()
+				w.disk = disk.Image(seed)
+				w.mu.Unlock()
+				w.restart(receiverName(1))
+				w.restart(receiverName(2))
+				time.Sleep(5 * time.Second)
+				w.wantVisible("before the sender is back", producer.String()+" commit", producer.String()+" open")
+				w.restart("sender")
+				time.Sleep(time.Minute)
+				w.wantVisible("while the second transaction is open", producer.String()+" commit", producer.String()+" open")
+				w.complete(2, false)
+				w.wantVisible("at the end", producer.String()+" commit", producer.String()+" abort")
+				time.Sleep(2*abandon + 20*time.Second)
+				w.wantClean()
+				w.end()
+			})
+		}
+	}
+}

@@ -23,6 +23,7 @@ type lane struct {
 	queue []*letter // guarded by Sink.mu
 
 	// What follows belongs to the goroutine.
+	calm  calm
 	made  bool    // the inbox is there, durably
 	under []*sent // entries that are there, or may be
 	bytes int     // of them
@@ -109,7 +110,7 @@ func (n *lane) publish(ctx context.Context) {
 		if err := n.write(q); err != nil {
 			// Whether there is an entry nobody knows: it is removed before the letter
 			// is over.
-			s.cfg.Logger.Warn("entry not written, its deliveries are tried again", "inbox", n.dir, "entry", q.name, "err", err)
+			n.calm.warn("entry not written, its deliveries are tried again", "inbox", n.dir, "entry", q.name, "err", err)
 			q.over = true
 			continue
 		}
@@ -119,7 +120,7 @@ func (n *lane) publish(ctx context.Context) {
 		return
 	}
 	if err := s.cfg.FS.SyncDir(n.dir); err != nil {
-		s.cfg.Logger.Warn("entries not synced, their deliveries are tried again", "inbox", n.dir, "err", err)
+		n.calm.warn("entries not synced, their deliveries are tried again", "inbox", n.dir, "err", err)
 		for _, q := range fresh {
 			q.over = true
 		}
@@ -170,7 +171,7 @@ func (n *lane) look() {
 	s.mu.Unlock()
 	files, err := s.cfg.FS.ReadDir(n.dir)
 	if err != nil {
-		s.cfg.Logger.Warn("inbox not read", "inbox", n.dir, "err", err)
+		n.calm.warn("inbox not read", "inbox", n.dir, "err", err)
 		return
 	}
 	there := map[string]bool{}
@@ -209,7 +210,7 @@ func (n *lane) read(q *sent) {
 	}
 	if err != nil {
 		// Not synced by its writer, who will write it again if it is not whole.
-		s.cfg.Logger.Warn("acknowledgement not read", "inbox", n.dir, "entry", q.name, "err", err)
+		n.calm.warn("acknowledgement not read", "inbox", n.dir, "entry", q.name, "err", err)
 		return
 	}
 	if a.Refused != "" {
@@ -249,7 +250,7 @@ func (n *lane) remove() {
 			continue
 		}
 		if err := remove(s.cfg.FS, filepath.Join(n.dir, q.name+entryExt)); err != nil {
-			s.cfg.Logger.Warn("entry not removed, is tried again", "inbox", n.dir, "entry", q.name, "err", err)
+			n.calm.warn("entry not removed, is tried again", "inbox", n.dir, "entry", q.name, "err", err)
 			rest = append(rest, q)
 			continue
 		}
@@ -259,7 +260,7 @@ func (n *lane) remove() {
 		return
 	}
 	if err := s.cfg.FS.SyncDir(n.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		s.cfg.Logger.Warn("removal of entries not synced, is tried again", "inbox", n.dir, "err", err)
+		n.calm.warn("removal of entries not synced, is tried again", "inbox", n.dir, "err", err)
 		return
 	}
 	n.under = rest

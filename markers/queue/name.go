@@ -42,9 +42,6 @@ type address struct {
 // of a process were made.
 func (a address) String() string { return fmt.Sprintf("%d-%s-%020d", a.from, a.process, a.seq) }
 
-// prefix is how the names of all files of a broker's processes begin.
-func prefix(from markers.Target) string { return fmt.Sprintf("%d-", from) }
-
 // processLetters and processLen are those of rand.Text.
 const (
 	processLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"

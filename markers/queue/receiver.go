@@ -94,6 +94,7 @@ type Receiver struct {
 	wake    chan struct{}
 
 	// What follows belongs to the goroutine of Run.
+	calm  calm
 	jobs  map[string]*job      // by name without extension; of entries that are there
 	temps map[string]time.Time // files that somebody has begun, and since when they were seen
 
@@ -131,8 +132,9 @@ func NewReceiver(cfg ReceiverConfig) (*Receiver, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
+	cfg = cfg.withDefaults()
 	return &Receiver{
-		cfg: cfg.withDefaults(), process: newProcess(), wake: make(chan struct{}, 1),
+		cfg: cfg, calm: calm{log: cfg.Logger}, process: newProcess(), wake: make(chan struct{}, 1),
 		dir:  filepath.Join(cfg.Dir, queueDir, inboxName(cfg.Self)),
 		jobs: map[string]*job{}, temps: map[string]time.Time{}, lines: map[txnstate.Participant]*applyLine{},
 	}, nil
@@ -192,7 +194,7 @@ func (r *Receiver) scan(ctx context.Context) {
 		files, err = nil, nil // nobody has sent anything yet
 	}
 	if err != nil {
-		r.cfg.Logger.Warn("inbox not read", "inbox", r.dir, "err", err)
+		r.calm.warn("inbox not read", "inbox", r.dir, "err", err)
 		return
 	}
 	entries, acks, temps := map[string]bool{}, map[string]bool{}, map[string]time.Time{}
@@ -282,7 +284,7 @@ func (r *Receiver) begin(ctx context.Context, name string, acked bool, damaged *
 		*damaged++
 		j.refused = refusedDamaged
 	case err != nil:
-		r.cfg.Logger.Warn("entry not read, is tried again", "entry", name, "err", err)
+		r.calm.warn("entry not read, is tried again", "entry", name, "err", err)
 		return false
 	case e.address.String() != name || e.to != r.cfg.Self:
 		// Copied, or moved, by hand: its acknowledgement would find nobody.
@@ -379,7 +381,7 @@ func (r *Receiver) acknowledge() {
 			continue
 		}
 		if err := r.writeAck(name, a); err != nil {
-			r.cfg.Logger.Warn("acknowledgement not written, is tried again", "inbox", r.dir, "entry", name, "err", err)
+			r.calm.warn("acknowledgement not written, is tried again", "inbox", r.dir, "entry", name, "err", err)
 			continue
 		}
 		j.written, j.firstAt = a, time.Time{}
@@ -429,7 +431,7 @@ func (r *Receiver) clean(now time.Time, entries, acks map[string]bool, temps map
 	try := func(name string) bool {
 		err := remove(r.cfg.FS, filepath.Join(r.dir, name))
 		if err != nil {
-			r.cfg.Logger.Warn("file not removed, is tried again", "inbox", r.dir, "file", name, "err", err)
+			r.calm.warn("file not removed, is tried again", "inbox", r.dir, "file", name, "err", err)
 		}
 		return err == nil
 	}

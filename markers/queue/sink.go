@@ -325,7 +325,7 @@ func (s *Sink) enqueue(l *letter) *letter {
 	l.verdicts = make([]verdict, len(l.ds))
 	n := s.lanes[l.to]
 	if n == nil {
-		n = &lane{s: s, to: l.to, dir: filepath.Join(s.cfg.Dir, queueDir, inboxName(l.to)), wake: make(chan struct{}, 1)}
+		n = &lane{s: s, to: l.to, calm: calm{log: s.cfg.Logger}, dir: filepath.Join(s.cfg.Dir, queueDir, inboxName(l.to)), wake: make(chan struct{}, 1)}
 		s.lanes[l.to] = n
 		ctx := s.ctx
 		s.work.Go(func() { n.run(ctx) })
