@@ -554,7 +554,7 @@ func TestInitChecksItsRequestInKafkasOrder_F32(t *testing.T) {
 
 // notices is an Ownership that says what the test says.
 type notices struct {
-	acquired, lost chan func(yes, no func(int, int32))
+	acquired chan func(yes, no func(int, int32))
 }
 
 func (n notices) Watch(ctx context.Context, yes, no func(int, int32)) error {

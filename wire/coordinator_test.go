@@ -60,8 +60,8 @@ func TestF33_RefusalsOfEveryVersion(t *testing.T) {
 	loading := loadingHost(t)
 	loading.addTopic("t", 1)
 
-	open := h.initTxn(t, "open")
-	open = h.initTxn(t, "open") // epoch 1: there is an older one
+	h.initTxn(t, "open")
+	open := h.initTxn(t, "open") // epoch 1: there is an older one
 	wantCodes(t, "open", addCodes(do[*kmsg.AddPartitionsToTxnResponse](t, h, addRequest(3, "open", open, "t", 0))), 0)
 	idle := h.initTxn(t, "idle")
 	// A decision whose marker nobody takes: its topic has no log any more, and

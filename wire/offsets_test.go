@@ -126,8 +126,8 @@ func TestTxnOffsetCommitOrder(t *testing.T) {
 			h.denyAll(t, wire.TransactionalIDResource, "not-mine", wire.OpWrite)
 			h.denyAll(t, wire.GroupResource, "theirs", wire.OpRead)
 			h.denyAll(t, wire.TopicResource, "closed", wire.OpWrite) // which denies READ too
+			h.initTxn(t, "tx")
 			p := h.initTxn(t, "tx")
-			p = h.initTxn(t, "tx")
 			unknown := int16(3)
 			if v >= 6 {
 				unknown = 100

@@ -52,7 +52,7 @@ func run(ctx context.Context, out io.Writer) (err error) {
 		// Answer EndTxn when everybody has the outcome, so that the story below is in order.
 		EndWait: txnstate.AnswerWhenApplied,
 		Observer: txnstate.Observer{Transition: func(from txnstate.State, r txnstate.Record) {
-			p.line("      record: %-13s -> %-14s producer %-3s %s", from, r.State, r.Producer, names(r.Participants))
+			p.line("      record: %-14s -> %-14s producer %-3s %s", from, r.State, r.Producer, names(r.Participants))
 		}},
 	})
 	if err != nil {

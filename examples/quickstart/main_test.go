@@ -11,7 +11,7 @@ import (
 func TestTheStoryEndsWellAndShowsTheRecord(t *testing.T) {
 	var out bytes.Buffer
 	require.NoError(t, run(context.Background(), &out))
-	for _, want := range []string{"PrepareCommit  -> CompleteCommit", "PrepareAbort  -> CompleteAbort", "read_committed", "position 6 of 6"} {
+	for _, want := range []string{"PrepareCommit  -> CompleteCommit", "PrepareAbort   -> CompleteAbort", "read_committed", "position 6 of 6"} {
 		require.Contains(t, out.String(), want)
 	}
 }

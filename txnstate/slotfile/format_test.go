@@ -326,7 +326,7 @@ func TestDamageIsNoticedByAProcessThatKnewTheSlot(t *testing.T) {
 	later.UpdateMs = 2
 	_, err := a.Swap(t.Context(), later, txnstate.Later)
 	require.NoError(t, err)
-	r = swap(t, b, r)
+	swap(t, b, r)
 	require.NoError(t, b.Flush(t.Context()))
 	put(t, fsys, genName(25, 3), "damaged")
 	_, err = a.Load(t.Context(), "tx-ongoing")
@@ -409,12 +409,19 @@ func TestGoldenFiles(t *testing.T) {
 	s.nonce = func() string { n++; return fmt.Sprintf("nonce-%d", n) }
 	s.later.Store(uint64(laterVersions) + 41)
 
+	// Nonces are drawn for copies too, which come when there is time: after each
+	// write, here.
+	copied := func() {
+		t.Helper()
+		require.NoError(t, s.each(t.Context(), opCopy, false, func(l *slot) bool { return l.n == 25 }))
+	}
 	taken, err := s.Load(t.Context(), "tx-ongoing")
 	require.NoError(t, err)
 	s.slots[25].cur.taken.updateMs = 1782675760000 // the time of a file
 	odd := idle("pay-104", 1782675761000)
 	odd.Extra = []byte{0, 1, 2, 255}
 	odd = swap(t, s, odd)
+	copied()
 	// The next generations are of one Swap each, with a Later write among them.
 	raw := idle(rawID(), 1782675762000)
 	raw.Version, err = s.Swap(t.Context(), raw, txnstate.Later)
@@ -424,7 +431,9 @@ func TestGoldenFiles(t *testing.T) {
 	full.Participants = append(full.Participants,
 		txnstate.Participant{Kind: txnstate.KindHost, Name: "\xff/öl\n", Index: 0})
 	full = swap(t, s, full)
+	copied()
 	gone := swap(t, s, idle("pay-168", 5))
+	copied()
 	require.NoError(t, s.Delete(t.Context(), "pay-168", gone.Version))
 	require.NoError(t, s.Close())
 	taken.UpdateMs = 1782675760000
