@@ -23,6 +23,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/kafkatxn/kafkatxn/txnstate/journal"
 )
 
 var (
@@ -50,19 +52,19 @@ func TestKillsLoseNothingAndShowNoHalf(t *testing.T) {
 	exe := filepath.Join(t.TempDir(), "broker")
 	build, err := exec.Command("go", "build", "-o", exe, ".").CombinedOutput()
 	require.NoError(t, err, "%s", build)
-	for _, version := range []string{"2", "1"} {
-		t.Run("transaction.version "+version, func(t *testing.T) { killRun(t, exe, version) })
+	for version, store := range map[string]string{"2": "journal", "1": "slotfile"} {
+		t.Run("transaction.version "+version+", "+store, func(t *testing.T) { killRun(t, exe, version, store) })
 	}
 }
 
-func killRun(t *testing.T, exe, version string) {
+func killRun(t *testing.T, exe, version, store string) {
 	seed := *killSeed
 	if seed == 0 {
 		seed = uint64(time.Now().UnixNano())
 	}
 	t.Logf("-kill-seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	node := &process{exe: exe, dir: t.TempDir(), addr: freeAddr(t), args: []string{"-transaction-version", version, "-abort-interval", "200ms"}}
+	node := &process{exe: exe, dir: t.TempDir(), addr: freeAddr(t), args: []string{"-transaction-version", version, "-store", store, "-abort-interval", "200ms"}}
 	node.start(t)
 	defer node.kill()
 
@@ -118,7 +120,11 @@ type process struct {
 
 func (p *process) start(t *testing.T) {
 	t.Helper()
-	cmd := exec.Command(p.exe, append([]string{"-listen", p.addr, "-data", p.dir, "-log", "error"}, p.args...)...)
+	args := append([]string{"-listen", p.addr, "-log", "error"}, p.args...)
+	if p.dir != "" {
+		args = append(args, "-data", p.dir)
+	}
+	cmd := exec.Command(p.exe, args...)
 	stdout, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	var log strings.Builder
@@ -148,8 +154,9 @@ func freeAddr(t *testing.T) string {
 }
 
 // prepared counts the transactional ids that a killed broker left decided and
-// not complete, as its readable slot files say.
+// not complete, as its journal or its readable slot files say.
 func prepared(t *testing.T, dir string) (n int) {
+	n += preparedInJournal(t, filepath.Join(dir, "txn_journal"))
 	files, err := filepath.Glob(filepath.Join(dir, "txn_state", "slot-*.json"))
 	require.NoError(t, err)
 	for _, f := range files {
@@ -163,6 +170,35 @@ func prepared(t *testing.T, dir string) (n int) {
 			if strings.HasPrefix(r.State, "Prepare") {
 				n++
 			}
+		}
+	}
+	return n
+}
+
+func preparedInJournal(t *testing.T, dir string) (n int) {
+	segments, err := filepath.Glob(filepath.Join(dir, "txn-*.log")) // in order
+	require.NoError(t, err)
+	decided := map[string]bool{}
+	for _, f := range segments {
+		b, err := os.ReadFile(f)
+		require.NoError(t, err)
+		_, frames, err := journal.Read(b)
+		require.NoError(t, err)
+		for frame, err := range frames {
+			if err != nil {
+				break // what the kill left of a write
+			}
+			for e, err := range frame.Entries() {
+				require.NoError(t, err)
+				if r, err := e.Record(); err == nil && !e.Deleted {
+					decided[e.TxnID] = r.State.Decided()
+				}
+			}
+		}
+	}
+	for _, d := range decided {
+		if d {
+			n++
 		}
 	}
 	return n

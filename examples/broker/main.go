@@ -49,7 +49,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		_, err := fmt.Sscan(s, &cfg.NodeID)
 		return err
 	})
-	flags.StringVar((*string)(&cfg.Store), "store", "", "where transactional ids are kept: memory, slotfile or journal (default: slotfile with -data)")
+	flags.StringVar((*string)(&cfg.Store), "store", "", "where transactional ids are kept: memory, slotfile or journal (default: journal with -data)")
 	flags.StringVar((*string)(&cfg.Fsync), "fsync", string(minibroker.Always), "when the files of -data are synced: always, or never, which survives kill -9 and not a loss of power")
 	flags.DurationVar(&cfg.AbortInterval, "abort-interval", 10*time.Second, "how often to look for transactions that have outlived their timeout")
 	version := flags.Int("transaction-version", 2, "finalised transaction.version: 0, 1 or 2")

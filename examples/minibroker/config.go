@@ -69,7 +69,7 @@ type Config struct {
 	Dir string
 	// FS is the file system of Dir; nil is the real one.
 	FS    fsx.FS
-	Store StoreKind // "" is SlotFile with a Dir and Memory without
+	Store StoreKind // "" is Journal with a Dir and Memory without
 	Fsync Fsync     // "" is Always
 	// OpenStore gives the store of transactional ids instead of Store. It is
 	// called by Run; closing the store is the caller's business.
@@ -141,7 +141,7 @@ func (c Config) withDefaults() Config {
 	if c.Store == "" {
 		c.Store = Memory
 		if c.Dir != "" {
-			c.Store = SlotFile
+			c.Store = Journal
 		}
 	}
 	if c.Fsync == "" {

@@ -187,9 +187,9 @@ func TestADirectoryIsOfOneProcessAndOneNode(t *testing.T) {
 	_, _, err = Start(context.Background(), other)
 	require.ErrorContains(t, err, "the directory is that of node 0, and this is node 1")
 	other = r.cfg
-	other.Store = Journal
+	other.Store = SlotFile
 	_, _, err = Start(context.Background(), other)
-	require.ErrorContains(t, err, `are in store "slotfile", and not in "journal"`)
+	require.ErrorContains(t, err, `are in store "journal", and not in "slotfile"`)
 	r.start()
 }
 
