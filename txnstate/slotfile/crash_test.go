@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -285,6 +286,30 @@ func TestNothingIsShownThatCanStillVanish(t *testing.T) {
 				break
 			}
 		}
+	}
+}
+
+// A file that was taken over need not have been synced by whoever wrote it (W21).
+func TestATakenOverFileIsSyncedBeforeItIsShown(t *testing.T) {
+	for seed := range uint64(6) {
+		disk := crashfs.New(seed)
+		_, err := openOn(disk)
+		require.NoError(t, err)
+		f, err := disk.OpenFile("/cluster/txn_state/slot-25.json", os.O_WRONLY|os.O_CREATE, 0o644)
+		require.NoError(t, err)
+		_, err = f.Write([]byte(`{"tx-ongoing":{"pid":102,"epoch":4}}`))
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+		s := open(t, disk)
+		seen, err := s.Load(t.Context(), target)
+		require.NoError(t, err)
+		require.Equal(t, txnstate.Producer{ID: 102, Epoch: 4}, seen.Producer)
+		require.NoError(t, s.Close())
+		s = open(t, disk.Image(seed))
+		now, err := s.Load(t.Context(), target)
+		require.NoError(t, err, "image %d", seed)
+		require.Equal(t, seen.Producer, now.Producer, "image %d", seed)
+		require.NoError(t, s.Close())
 	}
 }
 

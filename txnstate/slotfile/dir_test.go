@@ -1,11 +1,13 @@
 package slotfile
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -114,31 +116,33 @@ func more(t *testing.T, s *Store, r txnstate.Record, n int) txnstate.Record {
 // used and removed, is nobody's newest: not where a listing misses those above it,
 // nor for a reader that knew it when it was.
 func TestAGenerationThatCameBackIsNobodysNewest(t *testing.T) {
-	disk := fsx.Mem()
-	writer := mustOpen(t, disk, nil)
-	slow := &torn{FS: disk, rng: rand.New(rand.NewPCG(1, 1))}
-	reader := mustOpen(t, slow, nil)
-	r := swap(t, writer, idle("tx-ongoing", 1))
-	r = swap(t, writer, r)
-	_, err := reader.Load(t.Context(), "tx-ongoing") // knows generation 3
-	require.NoError(t, err)
-	require.NoError(t, reader.Flush(t.Context()))
-	three := get(t, disk, genName(25, 3))
-	r = more(t, writer, r, 4)
-	require.NoError(t, writer.Flush(t.Context()))
-	put(t, disk, genName(25, 3), three)
-
-	// The listing sees generation 3 and none of the others, which all went or
-	// came while it was read.
-	slow.next(func() {
+	for seed := range uint64(64) {
+		disk := fsx.Mem()
+		writer := mustOpen(t, disk, nil)
+		slow := &torn{FS: disk, rng: rand.New(rand.NewPCG(seed, 1))}
+		reader := mustOpen(t, slow, nil)
+		r := swap(t, writer, idle("tx-ongoing", 1))
+		r = swap(t, writer, r)
+		_, err := reader.Load(t.Context(), "tx-ongoing") // knows generation 3
+		require.NoError(t, err)
+		require.NoError(t, reader.Flush(t.Context()))
+		three := get(t, disk, genName(25, 3))
 		r = more(t, writer, r, 4)
-		if err := errors.Join(writer.Flush(t.Context()), disk.Replace(genName(25, 3), []byte(three), 0o644)); err != nil {
-			t.Error(err)
-		}
-	})
-	got, err := reader.Load(t.Context(), "tx-ongoing")
-	require.NoError(t, err)
-	require.Equal(t, r, got)
+		require.NoError(t, writer.Flush(t.Context()))
+		put(t, disk, genName(25, 3), three)
+
+		// A listing that may see generation 3 and none of the others, which all
+		// went or came while it was read.
+		slow.next(func() {
+			r = more(t, writer, r, 3)
+			if err := errors.Join(writer.Flush(t.Context()), disk.Replace(genName(25, 3), []byte(three), 0o644)); err != nil {
+				t.Error(err)
+			}
+		})
+		got, err := reader.Load(t.Context(), "tx-ongoing")
+		require.NoError(t, err)
+		require.Equal(t, r, got)
+	}
 }
 
 // A generation is removed only when the removal of the one before it can no longer
@@ -252,4 +256,108 @@ func TestAGenerationWhoseSyncFailedIsMadeAgain(t *testing.T) {
 	got, err = s.Load(t.Context(), "tx-ongoing")
 	require.NoError(t, err)
 	swap(t, s, got)
+}
+
+// What a process leaves behind that dies is tidied by the next one to use the
+// slot, also what it was making of the newest generation; and the readable copy
+// that it did not come to is made.
+func TestLeftoversOfDeadProcessesAreTidied(t *testing.T) {
+	disk := fsx.Mem()
+	s := mustOpen(t, disk, nil)
+	swap(t, s, swap(t, s, idle("tx-ongoing", 1)))
+	require.NoError(t, s.Close())
+	d := s.slots[25].dir
+	for _, gen := range []uint64{takenOver, 2, 3} {
+		put(t, disk, d.scratch(tmpPrefix, gen, "dead"), "half a gener")
+		put(t, disk, d.scratch(copyPrefix, gen, "dead"), "half a co")
+	}
+	current := get(t, disk, slotName(25))
+	put(t, disk, slotName(25), "an old one")
+	s = mustOpen(t, disk, nil)
+	_, err := s.Load(t.Context(), "tx-ongoing")
+	require.NoError(t, err)
+	require.NoError(t, s.Flush(t.Context()))
+	require.Equal(t, current, get(t, disk, slotName(25)))
+	l, err := d.list()
+	require.NoError(t, err)
+	require.Empty(t, l.scratch)
+	require.Equal(t, []uint64{2, 3}, l.gens)
+}
+
+// What became of a claim may be known only some claims later. A Later write that
+// a generation has taken in does not come back when that generation's sync failed,
+// the next claim's link failed, and the one after that deletes the record: the id
+// is then as it was before the Later write made it.
+func TestALaterWriteThatWasTakenInDoesNotComeBack(t *testing.T) {
+	var mu sync.Mutex
+	failing := map[fsx.Op]bool{}
+	fsys := fsx.Hook(fsx.Mem(), func(op fsx.Op, name string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if failing[op] && strings.Contains(name, "slot-25") {
+			failing[op] = false
+			return fs.ErrInvalid
+		}
+		return nil
+	})
+	fail := func(op fsx.Op) {
+		mu.Lock()
+		defer mu.Unlock()
+		failing[op] = true
+	}
+	s := mustOpen(t, fsys, nil)
+	swap(t, s, idle("pay-155", 1))
+	made, err := s.Swap(t.Context(), idle("pay-104", 1), txnstate.Later)
+	require.NoError(t, err)
+	fail(fsx.OpSyncDir)
+	_, err = s.Swap(t.Context(), idle("tx-ongoing", 1), txnstate.Durable)
+	require.ErrorIs(t, err, txnstate.ErrUncertain)
+	fail(fsx.OpLink)
+	require.ErrorIs(t, s.Delete(t.Context(), "pay-104", made), txnstate.ErrUncertain)
+	require.NoError(t, s.Delete(t.Context(), "pay-104", made))
+	_, err = s.Load(t.Context(), "pay-104")
+	require.ErrorIs(t, err, txnstate.ErrNotFound)
+	require.NoError(t, s.Flush(t.Context()))
+	_, err = s.Load(t.Context(), "pay-104")
+	require.ErrorIs(t, err, txnstate.ErrNotFound)
+}
+
+// A Durable write may be done although its claim reported a failure. A Later write
+// that looked before, and comes after, must look again: it is a second write from
+// one version.
+func TestALaterWriteLooksAgainAfterAClaimOfUnknownOutcome(t *testing.T) {
+	var mu sync.Mutex
+	fails := false
+	fsys := fsx.HookAfter(fsx.Mem(), func(op fsx.Op, _ string, err error) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if op == fsx.OpLink && fails && err == nil {
+			fails = false
+			return fs.ErrInvalid
+		}
+		return err
+	})
+	s := mustOpen(t, fsys, nil)
+	r := swap(t, s, idle("tx-ongoing", 1))
+	l := s.slots[25]
+	o := newOp(opLater, r.TxnID, r.Version)
+	o.value = appendRecord(nil, idle("tx-ongoing", 2))
+	first := true
+	_, err := l.swapLater(t.Context(), o, func(ctx context.Context) error {
+		err := l.fresh(ctx)
+		if first {
+			first = false
+			mu.Lock()
+			fails = true
+			mu.Unlock()
+			r.UpdateMs = 3
+			_, err := s.Swap(ctx, r, txnstate.Durable)
+			require.ErrorIs(t, err, txnstate.ErrUncertain)
+		}
+		return err
+	})
+	require.ErrorIs(t, err, txnstate.ErrConflict)
+	got, err := s.Load(t.Context(), "tx-ongoing")
+	require.NoError(t, err)
+	require.EqualValues(t, 3, got.UpdateMs)
 }

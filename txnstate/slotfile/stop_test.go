@@ -281,6 +281,29 @@ func stopAndWake(t *testing.T, sc scene, a act, warm, forgives bool, at, writes 
 	return reached
 }
 
+// repeating is a network file system whose answer to a link was lost: it asks
+// again, and meets its own.
+type repeating struct{ fsx.FS }
+
+func (f repeating) Link(old, new string) error {
+	return errors.Join(f.FS.Link(old, new), f.FS.Link(old, new))
+}
+
+func TestALinkWhoseAnswerWasLostIsRecognised(t *testing.T) {
+	disk := fsx.Mem()
+	s, other := open(t, repeating{disk}), open(t, disk)
+	h := storetest.History{}
+	a, b := h.Of(s), h.Of(other)
+	for n := range int64(10) {
+		require.NoError(t, bump(a, target, n))
+		require.NoError(t, bump(b, target, n+100))
+		require.NoError(t, bump(b, neighbour, n+100))
+	}
+	require.NoError(t, h.Check())
+	require.NoError(t, s.Close())
+	require.NoError(t, other.Close())
+}
+
 // wantTidy checks what is left in slot 25's directory, and that the readable copy
 // is one (I13).
 func wantTidy(t *testing.T, disk fsx.FS, what string) {

@@ -158,7 +158,7 @@ func (s *Store) Swap(ctx context.Context, next txnstate.Record, d txnstate.Durab
 	l := s.slot(next.TxnID)
 	if d == txnstate.Later {
 		o.kind = opLater
-		return l.swapLater(ctx, o)
+		return l.swapLater(ctx, o, l.fresh)
 	}
 	return l.submit(ctx, o)
 }

@@ -112,14 +112,15 @@ func (s *slot) await(ctx context.Context, o *op) (txnstate.Version, error) {
 	}
 }
 
-// swapLater keeps a write in memory, on top of what a fresh look shows.
-func (s *slot) swapLater(ctx context.Context, o *op) (txnstate.Version, error) {
+// swapLater keeps a write in memory, on top of what a fresh look shows. look is
+// fresh; a test lets things happen behind it.
+func (s *slot) swapLater(ctx context.Context, o *op, look func(context.Context) error) (txnstate.Version, error) {
 	var failures int
 	s.mu.Lock()
 	for {
 		failures = s.failures
 		s.mu.Unlock()
-		if err := s.fresh(ctx); err != nil {
+		if err := look(ctx); err != nil {
 			if errors.Is(err, txnstate.ErrDamaged) {
 				return 0, err
 			}
