@@ -103,7 +103,7 @@ func (it *item) delivery() Delivery {
 			TxnID: o.TxnID, Producer: o.Producer, Commit: o.Commit,
 			CoordinatorEpoch: o.CoordinatorEpoch, TransactionVersion: o.TransactionVersion,
 		},
-		Participant: it.p, TxnSeq: o.TxnSeq,
+		Participant: it.p, TxnSeq: o.TxnSeq, Again: o.Again,
 	}
 }
 

@@ -45,6 +45,9 @@ type Delivery struct {
 	// TxnSeq tells the transactions of one transactional id apart. It is not on
 	// Kafka's wire; a queue can name its entries by it.
 	TxnSeq uint64
+	// Again: the decision was taken up at a start or a takeover, and the
+	// participant may have applied it already. Not on the wire.
+	Again bool
 }
 
 // Result is what became of a Delivery.

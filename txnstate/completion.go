@@ -32,7 +32,8 @@ type completions struct {
 }
 
 // begin is the completion of a decided record: the one under way, or a new one.
-func (cs *completions) begin(rec Record, epoch int32) (c *completion, created bool) {
+// again tells a decision that was found from one that was just made.
+func (cs *completions) begin(rec Record, epoch int32, again bool) (c *completion, created bool) {
 	s := &cs.shards[hash32(rec.TxnID)%uint32(len(cs.shards))]
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -44,6 +45,7 @@ func (cs *completions) begin(rec Record, epoch int32) (c *completion, created bo
 		old.end()
 	}
 	c = &completion{slot: Slot(rec.TxnID), rec: rec, outcome: rec.Outcome(epoch), done: make(chan struct{}), rest: rec.Participants}
+	c.outcome.Again = again
 	if s.m == nil {
 		s.m = map[string]*completion{}
 	}
@@ -102,7 +104,7 @@ func (c *completion) remaining() []Participant {
 
 // heal begins the completion of a decided record that nobody works on.
 func (c *Coordinator) heal(rec Record, epoch int32) *completion {
-	comp, created := c.under.begin(rec, epoch)
+	comp, created := c.under.begin(rec, epoch, true)
 	if !created {
 		return nil
 	}

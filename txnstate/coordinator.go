@@ -322,7 +322,7 @@ func (c *Coordinator) outlived(r result, p phase, epoch int32) (result, error) {
 	if p != away {
 		c.setDeadline(r.Next)
 		if r.Effects.Markers {
-			r.comp, _ = c.under.begin(r.Next, epoch)
+			r.comp, _ = c.under.begin(r.Next, epoch, false)
 		}
 	}
 	return r, CodeNotCoordinator.Errorf(r.from.TxnID, "the slot was lost while the change was stored")
@@ -412,7 +412,7 @@ func (c *Coordinator) written(r *result, epoch int32) {
 	}
 	c.setDeadline(r.Next)
 	if r.Effects.Markers {
-		r.comp, _ = c.under.begin(r.Next, epoch)
+		r.comp, _ = c.under.begin(r.Next, epoch, false)
 	}
 }
 

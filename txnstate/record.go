@@ -266,6 +266,9 @@ type Outcome struct {
 	Commit             bool
 	TransactionVersion TransactionVersion
 	CoordinatorEpoch   int32
+	// Again: the decision was found, at a start or a takeover, not just made.
+	// Participants may have applied it already.
+	Again bool
 	// Participants are those that have to be told. The slice is shared: it
 	// must not be changed.
 	Participants []Participant

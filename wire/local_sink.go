@@ -144,8 +144,23 @@ func (s *LocalSink) online(p txnstate.Participant) (Log, error) {
 	return s.cfg.Leader.Log(p.Name, p.Index)
 }
 
+// hasMarker reports that the partition needs no marker of a decision that was
+// taken up at a start or a takeover: nothing of the producer is open there at the
+// marker's epoch. It has the marker, or never had a record of the transaction.
+// at is an offset that is durable only when that marker is.
+func (s *LocalSink) hasMarker(log Log, d markers.Delivery) (at int64, done bool) {
+	log.With(func(fp *fence.Partition) {
+		st, known := fp.Producer(d.Producer.ID)
+		done = known && !st.Open && st.Producer.Epoch == d.Producer.Epoch && st.CoordinatorEpoch <= d.CoordinatorEpoch
+		at = fp.End() - 1
+	})
+	return at, done && at >= 0
+}
+
 // apply appends a marker where markers.Decide lets it: a repeat is appended
-// again, as Kafka does, and is harmless.
+// again, as Kafka does, and is harmless. Only a coordinator of this process that
+// takes a decision up anew is spared it: it would find the log changed by nothing
+// but its restart.
 func (s *LocalSink) apply(ctx context.Context, d markers.Delivery) error {
 	p := d.Participant.Wire()
 	log, err := s.online(p)
@@ -154,6 +169,11 @@ func (s *LocalSink) apply(ctx context.Context, d markers.Delivery) error {
 	}
 	if n, ok := p.Offsets(); ok {
 		return s.cfg.Offsets.Marker(ctx, n, d.Marker)
+	}
+	if d.Again {
+		if at, done := s.hasMarker(log, d); done {
+			return log.Durable(ctx, at)
+		}
 	}
 	now := s.cfg.Now().UnixMilli()
 	batch := markers.AppendControlBatch(nil, d.Marker, 0, 0, now) // the log fills in offset and leader epoch
