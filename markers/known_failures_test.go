@@ -589,3 +589,19 @@ func TestF22_RequestsInAnyOrderTearNoTransaction(t *testing.T) {
 		}
 	}
 }
+
+// A producer that is not known has epoch -1 and coordinator epoch -1: markers are
+// compared with those (corners found by internal/mutate).
+func TestMarkersOfAnUnknownProducerHaveBoundsToo(t *testing.T) {
+	for _, tt := range []struct {
+		epoch       int16
+		coordinator int32
+		want        txnstate.Code
+	}{{0, -1, 0}, {0, -2, 52}, {-2, 0, 47}, {0, 0, 0}} {
+		m := markers.Marker{Producer: txnstate.Producer{ID: 0, Epoch: tt.epoch}, CoordinatorEpoch: tt.coordinator}
+		st, known := fence.NewPartition(fence.Config{}).Producer(0)
+		if got := txnstate.CodeOf(markers.Decide(m, st, known)); got != tt.want {
+			t.Errorf("%+v: %s", tt, got)
+		}
+	}
+}
