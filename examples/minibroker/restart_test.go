@@ -171,7 +171,7 @@ func TestEachStartHasItsCoordinatorEpoch(t *testing.T) {
 	for want := range int32(3) {
 		raw, err := os.ReadFile(filepath.Join(r.cfg.Dir, "node.json"))
 		require.NoError(t, err)
-		require.JSONEq(t, fmt.Sprintf(`{"node":0,"clusterId":"kafkatxn","store":"slotfile","coordinatorEpoch":%d}`, want), string(raw))
+		require.JSONEq(t, fmt.Sprintf(`{"node":0,"clusterId":"kafkatxn","store":"journal","coordinatorEpoch":%d}`, want), string(raw))
 		r.again()
 	}
 }
