@@ -567,3 +567,33 @@ func TestRPCSinkOverTCP(t *testing.T) {
 		}
 	}
 }
+
+// A marker does not overtake one of its producer that nobody knows of.
+func TestAProducersNextMarkerWaitsForItsLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newSinkBench(t, [2]int16{1, 2}, nil)
+		b.hangs("a/0", true)
+		ds := []markers.Delivery{to(7, 1, true, a(0)), to(7, 2, false, a(0)), to(7, 2, false, a(1)), to(8, 1, true, a(2))}
+		wantResults(t, "the first hangs", b.WriteMarkers(t.Context(), 1, ds), slices.Repeat([]markers.Result{markers.Retry}, 4)...)
+		if got := told(b.server.requests()); !slices.Equal(got, []string{"v2 7/1 true by 3 tv2 a[0] 8/1 true by 3 tv2 a[2]"}) {
+			t.Errorf("%q", got)
+		}
+	})
+}
+
+// F12: a broker works off one request of a connection at a time, so one that was
+// given up must not keep its connection.
+func TestRequestsThatWereGivenUpHoldUpNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newSinkBench(t, [2]int16{1, 2}, func(c *wire.RPCSinkConfig) { c.Peers.Connections = 2 })
+		for i := range int32(6) {
+			b.hangs(fmt.Sprint("a/", 2*i), true)
+			wantResults(t, "hangs", b.WriteMarkers(t.Context(), 1, []markers.Delivery{to(7, 1, true, a(2*i)), to(7, 1, true, a(2*i+1))}), markers.Retry, markers.Retry)
+		}
+		begun := time.Now()
+		wantResults(t, "another", b.WriteMarkers(t.Context(), 1, []markers.Delivery{to(8, 1, true, a(100))}), markers.Applied)
+		if d := time.Since(begun); d > 0 {
+			t.Errorf("it took %v", d)
+		}
+	})
+}

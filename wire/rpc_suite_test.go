@@ -9,8 +9,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kafkatxn/kafkatxn/internal/fsx"
 	"github.com/kafkatxn/kafkatxn/markers"
 	"github.com/kafkatxn/kafkatxn/markers/markerstest"
+	"github.com/kafkatxn/kafkatxn/markers/queue"
 	"github.com/kafkatxn/kafkatxn/offsets"
 	"github.com/kafkatxn/kafkatxn/txnstate"
 	"github.com/kafkatxn/kafkatxn/wire"
@@ -228,3 +230,42 @@ func TestRPCSinkKeepsTheContractOfSinks(t *testing.T) {
 
 // noVerifier is for brokers that are asked for markers only.
 type noVerifier struct{ wire.Verifier }
+
+// The other transport ends in the same LocalSink.
+func TestTheQueueIntoLocalSinksKeepsTheContract(t *testing.T) {
+	markerstest.Run(t, markerstest.Harness{Bubble: true, Open: func(t testing.TB, c *markerstest.Cluster) *markerstest.Transport {
+		disk, shared := fsx.Mem(), &groupLogs{parts: map[int32][][]byte{}}
+		ctx, cancel := context.WithCancel(context.Background())
+		var running sync.WaitGroup
+		t.Cleanup(func() {
+			cancel()
+			running.Wait()
+		})
+		run := func(f func(context.Context) error) {
+			running.Go(func() {
+				if err := f(ctx); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		for _, id := range []markers.Target{1, 2} {
+			e := newEnd(t, c.Broker(id), shared)
+			local, err := wire.NewLocalSink(wire.LocalSinkConfig{Leader: e, Offsets: e.offsets})
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := queue.NewReceiver(queue.ReceiverConfig{Dir: "shared", Self: id, Apply: local, FS: disk})
+			if err != nil {
+				t.Fatal(err)
+			}
+			run(r.Run)
+		}
+		s, err := queue.NewSink(queue.SinkConfig{Dir: "shared", Self: 9, Straggle: 200 * time.Millisecond, FS: disk})
+		if err != nil {
+			t.Fatal(err)
+		}
+		run(s.Run)
+		synctest.Wait()
+		return &markerstest.Transport{Sink: s}
+	}})
+}

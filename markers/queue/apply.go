@@ -64,11 +64,8 @@ func (r *Receiver) serve() {
 		r.ready = r.ready[1:]
 		t := l.tasks[0]
 		l.tasks = l.tasks[1:]
-		gone := t.job.gone
 		r.mu.Unlock()
-		if !gone {
-			r.perform(t)
-		}
+		r.perform(t)
 		r.mu.Lock()
 		if len(l.tasks) == 0 {
 			delete(r.lines, l.to)

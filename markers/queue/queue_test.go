@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io/fs"
 	"log/slog"
 	"slices"
@@ -293,255 +292,6 @@ func TestAnInboxHasABoundedNumberOfEntries_I13(t *testing.T) {
 	})
 }
 
-// put makes a file in the inbox of broker 1.
-func (b *bench) put(name string, data []byte) {
-	b.t.Helper()
-	require.NoError(b.t, b.disk.MkdirAll("shared/marker_queue/to-1", 0o755))
-	require.NoError(b.t, b.disk.Replace("shared/marker_queue/to-1/"+name, data, 0o644))
-}
-
-// W22: loudly, and the sender need not wait for its time to run out.
-func TestADamagedEntryIsSetAsideAndItsSenderTold(t *testing.T) {
-	in(t, func(t *testing.T) {
-		mem := fsx.Mem()
-		var damage atomic.Bool
-		disk := fsx.HookAfter(mem, func(op fsx.Op, name string, err error) error {
-			if op == fsx.OpRename && strings.HasSuffix(name, ".entry") && damage.Load() {
-				data, _ := mem.ReadFile(name)
-				data[len(data)/2] ^= 1
-				_ = mem.Replace(name, data, 0o644)
-			}
-			return err
-		})
-		b := newBench(t, disk, nil)
-		damage.Store(true)
-		begun := time.Now()
-		for range 3 {
-			require.Equal(t, []markers.Result{markers.Retry}, b.send(mark(7, 1, true, part(0))))
-		}
-		require.Less(t, time.Since(begun), 2*time.Second)
-		require.Len(t, b.files(".damaged"), 3)
-		require.Contains(t, b.log.String(), "level=ERROR msg=\"a damaged entry was set aside")
-		require.Contains(t, b.log.String(), "refused an entry")
-		damage.Store(false)
-		require.Equal(t, applied(1), b.send(mark(7, 1, true, part(0))))
-
-		// Some are kept for somebody to look at, and not all for ever.
-		for i := range 150 {
-			b.put(fmt.Sprintf("9-QJ5R6TLZ3N4XKXGSEV5ZQDDJ7B-%020d.entry", i), []byte("nonsense"))
-		}
-		time.Sleep(time.Minute)
-		require.Len(t, b.files(".damaged"), 100)
-		require.Len(t, b.files(""), 100)
-	})
-}
-
-func TestWhatIsNotAnEntryIsLeftAlone(t *testing.T) {
-	in(t, func(t *testing.T) {
-		b := newBench(t, fsx.Mem(), nil)
-		for _, name := range []string{"README", "lost+found", "9-short-1.entry", "x.ack", ".nfs0001"} {
-			b.put(name, []byte("x"))
-		}
-		require.Equal(t, applied(1), b.send(mark(7, 1, true, part(0))))
-		time.Sleep(time.Hour)
-		require.Len(t, b.files(""), 5)
-	})
-}
-
-// An entry that somebody copied from another inbox, or renamed, has an answer that
-// nobody waits for, and may be old.
-func TestAnEntryUnderAnotherNameIsNotApplied(t *testing.T) {
-	in(t, func(t *testing.T) {
-		seen := &recorder{entries: map[string][]byte{}}
-		b := newBench(t, seen.watch(fsx.Mem()), nil)
-		require.Equal(t, applied(1), b.send(mark(7, 1, true, part(0))))
-		require.Len(t, seen.entries, 1)
-		for _, data := range seen.entries {
-			b.put("9-AAAAAAAAAAAAAAAAAAAAAAAAAA-00000000000000000001.entry", data)
-		}
-		time.Sleep(time.Second)
-		require.Len(t, b.files(".damaged"), 1)
-		require.Len(t, b.c.Log(part(0)), 1)
-	})
-}
-
-func TestAnEntryOfANewerVersionIsRefused(t *testing.T) {
-	in(t, func(t *testing.T) {
-		mem := fsx.Mem()
-		var newer atomic.Bool
-		disk := fsx.HookAfter(mem, func(op fsx.Op, name string, err error) error {
-			if op == fsx.OpRename && strings.HasSuffix(name, ".entry") && newer.Load() {
-				data, _ := mem.ReadFile(name)
-				_ = mem.Replace(name, bytes.Replace(data, []byte("entry 1 "), []byte("entry 2 "), 1), 0o644)
-			}
-			return err
-		})
-		b := newBench(t, disk, nil)
-		newer.Store(true)
-		require.Equal(t, []markers.Result{markers.Retry}, b.send(mark(7, 1, true, part(0))))
-		require.Contains(t, b.log.String(), "unknown version")
-		require.Empty(t, b.files(".damaged"), "there is nothing wrong with it")
-		time.Sleep(time.Second)
-		require.Empty(t, b.files(""))
-	})
-}
-
-// W3: an acknowledgement is known by what it acknowledges, not by its name.
-func TestAnAcknowledgementOfOtherContentsCountsForNothing(t *testing.T) {
-	in(t, func(t *testing.T) {
-		b := newBench(t, fsx.Mem(), nil)
-		h := markerstest.NewHang()
-		b.c.Script(part(0), h.Before())
-		done := make(chan []markers.Result, 1)
-		go func() { done <- b.within(5*time.Second, mark(7, 1, true, part(0))) }()
-		<-h.Reached
-		name := strings.TrimSuffix(b.files(".entry")[0], ".entry")
-		body := "{\"entry\":\"00000001\",\"results\":[\"applied\"]}\n"
-		sealed := fmt.Sprintf("kafkatxn marker ack 1 %08x\n%s", crc32.Checksum([]byte(body), crc32.MakeTable(crc32.Castagnoli)), body)
-		for _, ack := range []string{sealed, "nonsense", ""} {
-			b.put(name+".ack", []byte(ack))
-			time.Sleep(time.Second)
-		}
-		require.Equal(t, []markers.Result{markers.Retry}, <-done)
-		require.Contains(t, b.log.String(), "acknowledgement not read")
-		require.Contains(t, b.log.String(), "is of other contents")
-		h.Release()
-	})
-}
-
-// The next process of a receiver does not do again what the last one has answered,
-// and does what it has not.
-func TestAReceiverThatRestartsGoesOn(t *testing.T) {
-	in(t, func(t *testing.T) {
-		b := newBench(t, fsx.Mem(), func(sc *queue.SinkConfig, _ *queue.ReceiverConfig) {
-			sc.Poll = 20 * time.Second // so that the receiver is done before the sink looks
-			sc.Straggle = time.Minute
-		})
-		h := markerstest.NewHang()
-		b.c.Script(part(1), h.Deaf())
-		first, second := make(chan []markers.Result, 1), make(chan []markers.Result, 1)
-		go func() { first <- b.send(mark(7, 1, true, part(0))) }()
-		time.Sleep(time.Second)
-		b.sink.Wake(1) // the first call's lane polls at its pace; the second entry goes at once
-		go func() { second <- b.send(mark(8, 1, true, part(1)), mark(8, 1, true, part(2))) }()
-		<-h.Reached
-		time.Sleep(2 * time.Second)
-		require.Len(t, b.files(".entry"), 1)
-		require.Equal(t, applied(1), <-first)
-		b.receiver.kill()
-		b.c.Broker(1).Crash()
-		h.Release()
-		next := newProcess(t, b.disk)
-		next.receiver(t, queue.ReceiverConfig{Dir: "shared", Self: 1, Apply: b.c.Broker(1)})
-		require.Equal(t, applied(2), <-second)
-		require.Len(t, b.c.Log(part(0)), 1)
-		require.Len(t, b.c.Log(part(1)), 1)
-		require.Len(t, b.c.Log(part(2)), 2, "it had been answered in part: all is applied once more")
-	})
-}
-
-func TestAnAnswerOfTheLastProcessStands(t *testing.T) {
-	in(t, func(t *testing.T) {
-		b := newBench(t, fsx.Mem(), func(sc *queue.SinkConfig, _ *queue.ReceiverConfig) { sc.Poll = time.Minute })
-		done := make(chan []markers.Result, 1)
-		go func() { done <- b.send(mark(7, 1, true, part(0))) }()
-		time.Sleep(10 * time.Second)
-		require.Len(t, b.files(".ack"), 1)
-		b.receiver.kill()
-		next := newProcess(t, b.disk)
-		next.receiver(t, queue.ReceiverConfig{Dir: "shared", Self: 1, Apply: b.c.Broker(1)})
-		require.Equal(t, applied(1), <-done)
-		require.Len(t, b.c.Log(part(0)), 1)
-	})
-}
-
-// leave makes an entry that its sender leaves behind.
-func (b *bench) leave(d markers.Delivery) {
-	go b.sink.WriteMarkers(b.t.Context(), 1, []markers.Delivery{d})
-	for len(b.files(".entry")) == 0 {
-		time.Sleep(time.Millisecond)
-	}
-	b.sender.kill()
-}
-
-func TestTheNextSenderRemovesWhatTheLastOneLeft(t *testing.T) {
-	in(t, func(t *testing.T) {
-		b := newBench(t, fsx.Mem(), nil)
-		h := markerstest.NewHang()
-		b.c.Script(part(0), h.Before())
-		b.leave(mark(7, 1, true, part(0)))
-		<-h.Reached
-		stranger := "8-QJ5R6TLZ3N4XKXGSEV5ZQDDJ7B-00000000000000000001.entry"
-		b.put(".9-QJ5R6TLZ3N4XKXGSEV5ZQDDJ7B-00000000000000000004.entry.QJ5R6TLZ3N4XKXGSEV5ZQDDJ7B.tmp", nil)
-		b.put("."+stranger+".QJ5R6TLZ3N4XKXGSEV5ZQDDJ7B.tmp", nil)
-		b.receiver.kill()
-
-		next := newProcess(t, b.disk)
-		sink := next.sink(t, queue.SinkConfig{Dir: "shared", Self: 9})
-		require.Equal(t, []string{"." + stranger + ".QJ5R6TLZ3N4XKXGSEV5ZQDDJ7B.tmp"}, b.files(""))
-		h.Release()
-		again := newProcess(t, b.disk)
-		again.receiver(t, queue.ReceiverConfig{Dir: "shared", Self: 1, Apply: b.c.Broker(1)})
-		require.Equal(t, applied(1), sink.WriteMarkers(t.Context(), 1, []markers.Delivery{mark(7, 1, true, part(0))}))
-	})
-}
-
-func TestASenderThatCanNotTidyUpSendsNothing(t *testing.T) {
-	in(t, func(t *testing.T) {
-		var broken atomic.Bool
-		disk := fsx.Hook(fsx.Mem(), func(op fsx.Op, name string) error {
-			if broken.Load() && op == fsx.OpRemove && strings.HasSuffix(name, ".entry") {
-				return errInjected
-			}
-			return nil
-		})
-		b := newBench(t, disk, nil)
-		h := markerstest.NewHang()
-		b.c.Script(part(0), h.Before())
-		b.leave(mark(7, 1, true, part(0)))
-		<-h.Reached
-		h.Release()
-		broken.Store(true)
-		next := newProcess(t, b.disk)
-		sink := next.sink(t, queue.SinkConfig{Dir: "shared", Self: 9, Logger: slog.New(slog.NewTextHandler(&b.log, nil))})
-		ds := []markers.Delivery{mark(7, 1, true, part(1))}
-		require.Equal(t, []markers.Result{markers.Retry}, sink.WriteMarkers(t.Context(), 1, ds))
-		_, err := sink.StillOpen(t.Context(), 1, ds[0])
-		require.Error(t, err)
-		require.Contains(t, b.log.String(), "nothing is sent before they are")
-		broken.Store(false)
-		time.Sleep(10 * time.Second)
-		require.Equal(t, applied(1), sink.WriteMarkers(t.Context(), 1, ds))
-	})
-}
-
-// The entries of a sender that never comes back.
-func TestWhatNobodyComesBackForIsRemoved_I13(t *testing.T) {
-	in(t, func(t *testing.T) {
-		b := newBench(t, fsx.Mem(), nil)
-		b.leave(mark(7, 1, true, part(0)))
-		b.put(".8-QJ5R6TLZ3N4XKXGSEV5ZQDDJ7B-00000000000000000001.entry.QJ5R6TLZ3N4XKXGSEV5ZQDDJ7B.tmp", nil)
-		time.Sleep(5 * time.Minute)
-		require.Len(t, b.files(".entry"), 1)
-		require.Len(t, b.files(".ack"), 1)
-		require.Len(t, b.c.Log(part(0)), 1, "it is applied all the same")
-		time.Sleep(6 * time.Minute)
-		require.Empty(t, b.files(""))
-		require.Len(t, b.c.Log(part(0)), 1)
-	})
-}
-
-// A sender that was stopped for longer than that learns nothing.
-func TestASenderThatWakesUpTooLateTriesAgain(t *testing.T) {
-	in(t, func(t *testing.T) {
-		b := newBench(t, fsx.Mem(), func(sc *queue.SinkConfig, _ *queue.ReceiverConfig) { sc.Poll = 15 * time.Minute })
-		begun := time.Now()
-		require.Equal(t, []markers.Result{markers.Retry}, b.send(mark(7, 1, true, part(0))))
-		require.Greater(t, time.Since(begun), 15*time.Minute)
-		require.Contains(t, b.log.String(), "gone without an acknowledgement")
-	})
-}
-
 func TestWhatIsOpenIsAskedThroughTheQueue(t *testing.T) {
 	in(t, func(t *testing.T) {
 		b := newBench(t, fsx.Mem(), nil)
@@ -651,4 +401,22 @@ func TestConfigsAreChecked(t *testing.T) {
 	require.ErrorContains(t, err, "Dir")
 	require.ErrorContains(t, err, "Apply")
 	require.ErrorContains(t, err, "negative")
+}
+
+// What waits behind another entry, and is withdrawn, is not applied when its turn
+// comes.
+func TestAWithdrawnEntryIsNotApplied(t *testing.T) {
+	in(t, func(t *testing.T) {
+		b := newBench(t, fsx.Mem(), nil)
+		h := markerstest.NewHang()
+		b.c.Script(part(0), h.Deaf())
+		first := make(chan []markers.Result, 1)
+		go func() { first <- b.send(mark(7, 1, true, part(0))) }()
+		<-h.Reached
+		require.Equal(t, []markers.Result{markers.Retry}, b.within(300*time.Millisecond, mark(8, 1, true, part(0))))
+		time.Sleep(250 * time.Millisecond) // the receiver sees it go
+		h.Release()
+		require.Equal(t, applied(1), <-first)
+		require.Len(t, b.c.Log(part(0)), 1)
+	})
 }

@@ -123,7 +123,6 @@ type job struct {
 	ackedAt time.Time // when the whole was acknowledged
 
 	// Guarded by Receiver.mu.
-	gone     bool
 	verdicts []verdict
 }
 
@@ -259,9 +258,6 @@ func (j *job) refusal(now time.Time) bool {
 func (r *Receiver) drop(j *job) {
 	delete(r.jobs, j.name)
 	j.cancel()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	j.gone = true
 }
 
 // begin reads an entry and starts to apply it. It reports whether there is work
