@@ -33,24 +33,24 @@ type completions struct {
 
 // begin is the completion of a decided record: the one under way, or a new one.
 // again tells a decision that was found from one that was just made.
-func (cs *completions) begin(rec Record, epoch int32, again bool) (c *completion, created bool) {
+func (cs *completions) begin(rec Record, epoch int32, again bool) *completion {
 	s := &cs.shards[hash32(rec.TxnID)%uint32(len(cs.shards))]
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old := s.m[rec.TxnID]
 	if old != nil && old.outcome.TxnSeq == rec.TxnSeq && old.outcome.Producer == rec.Producer && old.outcome.CoordinatorEpoch == epoch {
-		return old, false
+		return old
 	}
 	if old != nil {
 		old.end()
 	}
-	c = &completion{slot: Slot(rec.TxnID), rec: rec, outcome: rec.Outcome(epoch), done: make(chan struct{}), rest: rec.Participants}
+	c := &completion{slot: Slot(rec.TxnID), rec: rec, outcome: rec.Outcome(epoch), done: make(chan struct{}), rest: rec.Participants}
 	c.outcome.Again = again
 	if s.m == nil {
 		s.m = map[string]*completion{}
 	}
 	s.m[rec.TxnID] = c
-	return c, true
+	return c
 }
 
 func (cs *completions) get(id string) *completion {
@@ -102,13 +102,10 @@ func (c *completion) remaining() []Participant {
 	return c.rest
 }
 
-// heal begins the completion of a decided record that nobody works on.
+// heal is the completion of a decided record, which its dispatch begins where
+// nobody works on it.
 func (c *Coordinator) heal(rec Record, epoch int32) *completion {
-	comp, created := c.under.begin(rec, epoch, true)
-	if !created {
-		return nil
-	}
-	return comp
+	return c.under.begin(rec, epoch, true)
 }
 
 // dispatch hands a completion over for delivery, once.
@@ -125,6 +122,10 @@ func (c *Coordinator) dispatch(comp *completion) {
 		return
 	}
 	c.cfg.Dispatcher.Dispatch(comp.outcome, func(ps []Participant) { c.applied(comp, ps) })
+	if p, epoch := c.slots[comp.slot].state(); p == away || epoch != comp.outcome.CoordinatorEpoch {
+		// The slot was lost meanwhile, and what was cancelled then did not have this.
+		c.cfg.Dispatcher.Cancel(comp.slot, comp.outcome.CoordinatorEpoch)
+	}
 }
 
 // applied books participants that have the outcome; the last one completes the

@@ -296,9 +296,12 @@ func (c *Coordinator) apply(run context.Context, h uint32, id string, ev Event, 
 		if now, err := c.ownedAt(h, id); err != nil || now != epoch {
 			return r, CodeNotCoordinator.Errorf(id, "the slot was lost, nothing is written")
 		}
-		written, err := c.write(run, &r.Decision)
+		written, sure, err := c.write(run, &r.Decision)
 		if err != nil {
 			return result{from: rec}, err
+		}
+		if written && !sure && plainBump(ev, r) {
+			written = false // what is there may be another broker's, for another client
 		}
 		if !written {
 			lost = CodeCoordinatorNotAvailable.Errorf(id, "the record was changed by another process, or the store did not take %s", ev.Name())
@@ -322,7 +325,7 @@ func (c *Coordinator) outlived(r result, p phase, epoch int32) (result, error) {
 	if p != away {
 		c.setDeadline(r.Next)
 		if r.Effects.Markers {
-			r.comp, _ = c.under.begin(r.Next, epoch, false)
+			r.comp = c.under.begin(r.Next, epoch, false)
 		}
 	}
 	return r, CodeNotCoordinator.Errorf(r.from.TxnID, "the slot was lost while the change was stored")
@@ -347,19 +350,28 @@ func (c *Coordinator) load(ctx context.Context, id string) (Record, error) {
 	return rec, nil
 }
 
+// plainBump reports whether an identity is given to somebody who has shown none,
+// and nothing in the record tells one who is given it from another: two brokers
+// that both believe they own the id may have stored the same at the same
+// millisecond. One of them says so, the other bumps once more (I6).
+func plainBump(ev Event, r result) bool {
+	ini, ok := ev.(Init)
+	return ok && ini.Expected == NoProducer && r.Grant != NoProducer && r.Grant.ID == r.from.Producer.ID
+}
+
 // write is the commit point. It reports whether the decision is stored: false
 // without an error means that it is not, and that deciding again makes sense.
-// Where the store can't say, the record is loaded again to see (I11).
-func (c *Coordinator) write(ctx context.Context, d *Decision) (bool, error) {
+// Where the store can't say, the record is loaded again to see (I11): what is
+// there then is the same, if not for sure by this write.
+func (c *Coordinator) write(ctx context.Context, d *Decision) (written, sure bool, err error) {
 	old := d.Next.Version
 	id := d.Next.TxnID
-	var err error
 	if d.Write == WriteDelete {
 		err = c.cfg.Store.Delete(ctx, id, old)
 	} else {
 		if err := Check(d.Next); err != nil {
 			c.cfg.Logger.Error("a step led to a broken record", "txn_id", id, "err", err)
-			return false, &Error{Code: CodeUnknownServerError, TxnID: id, Msg: "step", Cause: err}
+			return false, true, &Error{Code: CodeUnknownServerError, TxnID: id, Msg: "step", Cause: err}
 		}
 		var v Version
 		v, err = c.cfg.Store.Swap(ctx, d.Next, Durability(d.Write != WriteLater))
@@ -369,11 +381,11 @@ func (c *Coordinator) write(ctx context.Context, d *Decision) (bool, error) {
 	}
 	switch {
 	case err == nil:
-		return true, nil
+		return true, true, nil
 	case errors.Is(err, ErrConflict), errors.Is(err, ErrNotFound):
-		return false, nil
+		return false, true, nil
 	case errors.Is(err, ErrDamaged):
-		return false, &Error{Code: CodeUnknownServerError, TxnID: id, Msg: "store", Cause: err}
+		return false, true, &Error{Code: CodeUnknownServerError, TxnID: id, Msg: "store", Cause: err}
 	}
 	now, lerr := c.cfg.Store.Load(ctx, id)
 	gone := errors.Is(lerr, ErrNotFound)
@@ -386,12 +398,12 @@ func (c *Coordinator) write(ctx context.Context, d *Decision) (bool, error) {
 	}
 	c.cfg.Logger.Warn("the store could not say whether it wrote", "txn_id", id, "state", d.Next.State.String(), "written", done, "err", err)
 	if lerr != nil {
-		return false, &Error{Code: CodeCoordinatorNotAvailable, TxnID: id, Msg: "the store can't say whether it wrote", Cause: err}
+		return false, false, &Error{Code: CodeCoordinatorNotAvailable, TxnID: id, Msg: "the store can't say whether it wrote", Cause: err}
 	}
 	if done {
 		d.Next = now
 	}
-	return done, nil
+	return done, false, nil
 }
 
 // written keeps the coordinator's own books of a stored decision, in the id's
@@ -412,7 +424,7 @@ func (c *Coordinator) written(r *result, epoch int32) {
 	}
 	c.setDeadline(r.Next)
 	if r.Effects.Markers {
-		r.comp, _ = c.under.begin(r.Next, epoch, false)
+		r.comp = c.under.begin(r.Next, epoch, false)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -821,4 +822,91 @@ type sinkFunc func(ds []markers.Delivery) []markers.Result
 
 func (f sinkFunc) WriteMarkers(_ context.Context, _ markers.Target, ds []markers.Delivery) []markers.Result {
 	return f(ds)
+}
+
+// I6, I10: two brokers believe that they own an id, and bump its epoch for two
+// clients at the same millisecond. The store can't tell the one whether it wrote,
+// and the record it finds says exactly what it wanted: it is the other's.
+func TestAnIdentityIsNotGivenTwiceWhereTheStoreCantSay_I6_I10(t *testing.T) {
+	s := newScriptStore()
+	a := start(t, txnstate.Config{Store: s})
+	b := start(t, txnstate.Config{Store: s})
+	p := initID(t, a, "t")
+	var theirs txnstate.Producer
+	s.onSwap = func(txnstate.Record, txnstate.Durability) (before, after error) {
+		s.onSwap = nil
+		theirs = initID(t, b, "t")
+		return errors.New("timed out"), nil
+	}
+	ours := initID(t, a, "t")
+	require.Equal(t, txnstate.Producer{ID: p.ID, Epoch: 1}, theirs)
+	require.Equal(t, txnstate.Producer{ID: p.ID, Epoch: 2}, ours)
+
+	// A holder that shows what it has is the same one at both.
+	s.onSwap = func(txnstate.Record, txnstate.Durability) (before, after error) {
+		s.onSwap = nil
+		return nil, errors.New("timed out")
+	}
+	next, err := a.Init(bg, "t", txnstate.Init{Expected: ours, TimeoutMs: 60_000})
+	require.NoError(t, err)
+	require.Equal(t, txnstate.Producer{ID: p.ID, Epoch: 3}, next, "bumped once")
+}
+
+// F02, F14: the slot is lost just before a decision is handed over for delivery:
+// the cancellation came too early, and comes again.
+func TestF02_F14_WhatIsDispatchedTooLateIsCancelled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newSeat(t, newScriptStore())
+		a.own("t", 5)
+		p := initID(t, a.Coordinator, "t")
+		require.NoError(t, add(a.Coordinator, "t", p, txnstate.TV2, tp0))
+		slot5 := fmt.Sprintf("%d@5", txnstate.Slot("t"))
+		before := 0
+		a.held.at = func(txnstate.Outcome) {
+			a.lose("t", 5)
+			before = len(a.cancelled)
+		}
+		_, err := a.End(bg, "t", txnstate.End{Producer: p, Commit: true, Client: txnstate.TV2})
+		require.NoError(t, err, "it was decided while the slot was owned")
+		require.Equal(t, []string{slot5}, a.cancelled[before:])
+	})
+}
+
+// moody is a store whose slots read differently each time.
+type moody struct {
+	*scriptStore
+	reads func(n int, yield func(txnstate.Record, error) bool)
+	n     atomic.Int32
+}
+
+func (m *moody) Slot(ctx context.Context, slot int) iter.Seq2[txnstate.Record, error] {
+	if slot != txnstate.Slot("t") {
+		return m.scriptStore.Slot(ctx, slot)
+	}
+	return func(yield func(txnstate.Record, error) bool) { m.reads(int(m.n.Add(1)), yield) }
+}
+
+// F02, I12: a load saw a decision, failed, and the next one could not read it. When
+// it can be read again it is carried out.
+func TestF02_ADecisionThatOnlyAFailedLoadHasSeenIsCarriedOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rec := prepared("t", txnstate.Producer{ID: 7}, tp0)
+		s := &moody{scriptStore: newScriptStore(rec)}
+		s.reads = func(n int, yield func(txnstate.Record, error) bool) {
+			if n == 1 {
+				_ = yield(s.get("t"), nil) && yield(txnstate.Record{}, errors.New("volume is away"))
+				return
+			}
+			yield(txnstate.Record{TxnID: "t"}, txnstate.ErrDamaged)
+		}
+		h := &held{}
+		c := start(t, txnstate.Config{Store: s, Dispatcher: h})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Empty(t, h.outcomes())
+		require.ErrorIs(t, add(c, "t", rec.Producer, txnstate.TV0, tp0), txnstate.ErrConcurrentTransactions)
+		require.Len(t, h.outcomes(), 1)
+		require.ErrorIs(t, add(c, "t", rec.Producer, txnstate.TV0, tp0), txnstate.ErrConcurrentTransactions)
+		require.Len(t, h.outcomes(), 1, "once")
+	})
 }

@@ -166,7 +166,7 @@ func (c *Coordinator) tryLoad(ctx context.Context, i int, epoch int32) error {
 		c.setDeadline(rec)
 		e := Resume(rec)
 		if e.Markers {
-			comp, _ := c.under.begin(rec, epoch, true)
+			comp := c.under.begin(rec, epoch, true)
 			owed = append(owed, comp)
 		}
 		if e.Fence != NoProducer && c.cfg.Fencer != nil {
