@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"context"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
@@ -54,5 +55,42 @@ func (p *player) deny(ctx context.Context, s *Step) (Answer, error) {
 	if len(x.Results) != 1 {
 		return Answer{}, short("%d results, want 1", len(x.Results))
 	}
-	return Answer{Err: errName(x.Results[0].ErrorCode)}, pause(ctx, p.e.aclWait)
+	if x.Results[0].ErrorCode != 0 {
+		return Answer{Err: errName(x.Results[0].ErrorCode)}, nil
+	}
+	return Answer{}, p.enforced(ctx, c)
+}
+
+// enforced waits until the brokers know a rule: they learn of it after CreateAcls
+// has answered. A broker that cannot be asked is given a moment.
+func (p *player) enforced(ctx context.Context, c kmsg.CreateACLsRequestCreation) error {
+	at := []string{p.c.boot}
+	if p.c.follow {
+		var err error
+		if at, err = p.c.brokers(ctx); err != nil {
+			return err
+		}
+	}
+	req := kmsg.NewPtrDescribeACLsRequest()
+	req.Version = p.e.apis.best(req.Key(), 2)
+	req.ResourceType, req.ResourceName, req.ResourcePatternType = c.ResourceType, &c.ResourceName, c.ResourcePatternType
+	req.Operation, req.PermissionType = c.Operation, c.PermissionType
+	for begin := time.Now(); len(at) > 0; {
+		x, err := ask[*kmsg.DescribeACLsResponse](ctx, p.c, at[0], req)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil || x.ErrorCode != 0:
+			return pause(ctx, p.e.aclWait)
+		case len(x.Resources) > 0:
+			at = at[1:]
+			continue
+		case time.Since(begin) > p.e.o.Patience:
+			return nil // whether it holds shows in the next step
+		}
+		if err := pause(ctx, 5*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -44,7 +44,7 @@ type env struct {
 	notes   []string
 	epoch   atomic.Int32  // of the broker's transaction coordinator, see coordinatorEpoch
 	probes  int           // names of probes used; one goroutine at a time
-	aclWait time.Duration // brokers learn of an access rule after CreateAcls has answered
+	aclWait time.Duration // for an access rule to hold, where the broker cannot be asked
 }
 
 // coordinatorEpoch is the epoch that the broker's own coordinator puts into
@@ -67,7 +67,7 @@ func start(ctx context.Context, addr string, o Options) (*env, []loaded, error) 
 	if err != nil {
 		return nil, nil, err
 	}
-	e := &env{addr: addr, o: o, aclWait: 50 * time.Millisecond, limits: &limits{full: o.Timeout, late: map[int16]int{}}}
+	e := &env{addr: addr, o: o, aclWait: 100 * time.Millisecond, limits: &limits{full: o.Timeout, late: map[int16]int{}}}
 	for i := range suites {
 		s := &suites[i]
 		s.OneByOne = s.OneByOne && !o.ParallelAll || !wallSleep && s.sleeps()

@@ -488,3 +488,26 @@ func TestPackedRecordingsCanBeExtra(t *testing.T) {
 		t.Errorf("%v: %+v", err, got)
 	}
 }
+
+// A rule is waited for until the broker itself knows it.
+func TestRulesAreWaitedFor(t *testing.T) {
+	n := 0
+	b := &scripted{on: map[int16]func(context.Context, kmsg.Request, kmsg.Response) error{
+		30: func(_ context.Context, _ kmsg.Request, resp kmsg.Response) error {
+			resp.(*kmsg.CreateACLsResponse).Results = make([]kmsg.CreateACLsResponseResult, 1)
+			return nil
+		},
+		29: func(_ context.Context, _ kmsg.Request, resp kmsg.Response) error {
+			if n++; n == 3 {
+				resp.(*kmsg.DescribeACLsResponse).Resources = make([]kmsg.DescribeACLsResponseResource, 1)
+			}
+			return nil
+		},
+	}}
+	e := testEnv(t)
+	e.o.Patience, e.o.Dial = time.Minute, Handler{Handle: b.handle}.Dial
+	p := e.player("t.", "t.")
+	if a, err := p.deny(t.Context(), &Step{Op: OpDeny, Resource: "topic", ResourceName: "x", Operation: "read"}); err != nil || a.Err != "" || n != 3 {
+		t.Errorf("%v, %v after asking %d times, want 3", a, err, n)
+	}
+}

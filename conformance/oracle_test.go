@@ -218,6 +218,12 @@ func (o *oracle) handle(_ context.Context, req kmsg.Request) (kmsg.Response, err
 		o.producers(req.(*kmsg.DescribeProducersRequest), w, x)
 	case *kmsg.CreateACLsResponse:
 		x.Results = append(x.Results, kmsg.CreateACLsResponseResult{ErrorCode: codeOf(w.Err)})
+	case *kmsg.DescribeACLsResponse:
+		q, made := req.(*kmsg.DescribeACLsRequest), o.asked[len(o.asked)-2].(*kmsg.CreateACLsRequest).Creations[0]
+		if *q.ResourceName != made.ResourceName || q.Operation != made.Operation || q.PermissionType != made.PermissionType || q.ResourceType != made.ResourceType {
+			o.t.Errorf("asks for another rule than was made: %+v, %+v", q, made)
+		}
+		x.Resources = []kmsg.DescribeACLsResponseResource{{}}
 	default:
 		return nil, fmt.Errorf("unexpected request %T", req)
 	}

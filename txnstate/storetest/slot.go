@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"strconv"
 	"sync"
 	"testing"
@@ -66,7 +67,7 @@ var slotCases = []testCase{
 			for i := range 100 {
 				mustSwap(t, s, sample("id-"+strconv.Itoa(i), 1), txnstate.Durable)
 			}
-			for _, slot := range []int{-1, txnstate.Slots, txnstate.Slots + 7, -1 << 40, 1 << 40} {
+			for _, slot := range []int{-1, txnstate.Slots, txnstate.Slots + 7, math.MinInt, math.MaxInt} {
 				for r, err := range s.Slot(t.Context(), slot) {
 					if err == nil {
 						t.Errorf("Slot(%d) gives %q", slot, r.TxnID)
