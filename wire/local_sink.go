@@ -65,7 +65,7 @@ const applyWidth = 256
 // not looked at.
 func (s *LocalSink) WriteMarkers(ctx context.Context, _ markers.Target, ds []markers.Delivery) []markers.Result {
 	out := make([]markers.Result, len(ds))
-	s.each(ds, func(i int) { out[i] = s.write(ctx, ds[i]) })
+	s.each(ctx, ds, func(i int) { out[i] = s.write(ctx, ds[i]) }, func(i int, err error) { out[i] = s.result(ds[i], err) })
 	return out
 }
 
@@ -78,7 +78,12 @@ func (s *LocalSink) write(ctx context.Context, d markers.Delivery) markers.Resul
 		}
 		return s.cfg.Host(ctx, d)
 	}
-	err := s.apply(ctx, d)
+	return s.result(d, s.apply(ctx, d))
+}
+
+// result is what became of a marker for a partition.
+func (s *LocalSink) result(d markers.Delivery, err error) markers.Result {
+	p := d.Participant.Wire()
 	if errors.Is(err, errUnknownPartition) && s.deleted != nil && s.deleted.Deleted(p.Name, p.Index) {
 		return markers.Deleted
 	}
@@ -88,16 +93,45 @@ func (s *LocalSink) write(ctx context.Context, d markers.Delivery) markers.Resul
 // applyAll applies each delivery, and gives each its error.
 func (s *LocalSink) applyAll(ctx context.Context, ds []markers.Delivery) []error {
 	errs := make([]error, len(ds))
-	s.each(ds, func(i int) { errs[i] = s.apply(ctx, ds[i]) })
+	s.each(ctx, ds, func(i int) { errs[i] = s.apply(ctx, ds[i]) }, func(i int, err error) { errs[i] = err })
 	return errs
 }
 
-// each calls f for every delivery, concurrently but for those of one producer
-// and one participant, which keep their order.
-func (s *LocalSink) each(ds []markers.Delivery, f func(i int)) {
+// each applies every delivery. Those for a log that is a LogStarter are started in
+// their order and done is told their ends; for every other one f is called,
+// concurrently but for those of one producer and one participant, which keep
+// their order.
+func (s *LocalSink) each(ctx context.Context, ds []markers.Delivery, f func(i int), done func(i int, err error)) {
 	if len(ds) == 1 {
 		f(0)
 		return
+	}
+	var g errgroup.Group
+	g.SetLimit(applyWidth)
+	started := make([]bool, len(ds))
+	topics := map[string][]func(){}
+	for i, d := range ds {
+		log, ok := s.starter(d.Participant)
+		if !ok {
+			continue
+		}
+		started[i] = true
+		batch, admit := s.marker(d)
+		wait, err := log.Start(batch, admit)
+		if err != nil {
+			done(i, err)
+			continue
+		}
+		topics[d.Participant.Name] = append(topics[d.Participant.Name], func() { done(i, wait(ctx)) })
+	}
+	defer func() { _ = g.Wait() }()
+	for _, waits := range topics {
+		g.Go(func() error {
+			for _, wait := range waits {
+				wait()
+			}
+			return nil
+		})
 	}
 	type line struct {
 		producer int64
@@ -106,14 +140,15 @@ func (s *LocalSink) each(ds []markers.Delivery, f func(i int)) {
 	lines := map[line][]int{}
 	var order []line
 	for i, d := range ds {
+		if started[i] {
+			continue
+		}
 		l := line{d.Producer.ID, d.Participant.Wire()}
 		if lines[l] == nil {
 			order = append(order, l)
 		}
 		lines[l] = append(lines[l], i)
 	}
-	var g errgroup.Group
-	g.SetLimit(applyWidth)
 	for _, l := range order {
 		g.Go(func() error {
 			for _, i := range lines[l] {
@@ -122,7 +157,19 @@ func (s *LocalSink) each(ds []markers.Delivery, f func(i int)) {
 			return nil
 		})
 	}
-	_ = g.Wait()
+}
+
+// starter is the log of a participant, where it can start an append.
+func (s *LocalSink) starter(p txnstate.Participant) (LogStarter, bool) {
+	if p.Kind != txnstate.KindPartition || p.Name == txnstate.OffsetsTopic {
+		return nil, false
+	}
+	log, err := s.online(p)
+	if err != nil {
+		return nil, false
+	}
+	st, ok := log.(LogStarter)
+	return st, ok
 }
 
 // errUnknownPartition is a partition that this broker does not have. That is not
@@ -175,16 +222,22 @@ func (s *LocalSink) apply(ctx context.Context, d markers.Delivery) error {
 			return log.Durable(ctx, at)
 		}
 	}
+	batch, admit := s.marker(d)
+	return log.Append(ctx, batch, admit)
+}
+
+// marker is what is appended for a delivery, and what admits it.
+func (s *LocalSink) marker(d markers.Delivery) (batch []byte, admit func(*fence.Partition, int64) error) {
 	now := s.cfg.Now().UnixMilli()
-	batch := markers.AppendControlBatch(nil, d.Marker, 0, 0, now) // the log fills in offset and leader epoch
-	return log.Append(ctx, batch, func(fp *fence.Partition, base int64) error {
+	batch = markers.AppendControlBatch(nil, d.Marker, 0, 0, now) // the log fills in offset and leader epoch
+	return batch, func(fp *fence.Partition, base int64) error {
 		st, known := fp.Producer(d.Producer.ID)
 		if err := markers.Decide(d.Marker, st, known); err != nil {
 			return err
 		}
 		fp.Mark(d.Marker.Mark(now), base)
 		return nil
-	})
+	}
 }
 
 // StillOpen reports whether records of the delivery's producer id wait for a

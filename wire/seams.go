@@ -85,6 +85,16 @@ type Log interface {
 	Durable(ctx context.Context, offset int64) error
 }
 
+// LogStarter is an optional ability of a Log: an append whose end is waited for
+// apart. With it the markers of a batch take one goroutine for each topic, and not
+// one for each marker.
+type LogStarter interface {
+	// Start is Append up to the end of admit, of which it returns the error. Where
+	// it returns none, wait is the rest of Append, and is called once. Logs of one
+	// topic may be waited for one after another, in the order of their Starts.
+	Start(batch []byte, admit func(p *fence.Partition, base int64) error) (wait func(ctx context.Context) error, err error)
+}
+
 // Verifier asks the coordinator of a transactional id whether partitions are in
 // its open transaction, before a leader or a group coordinator takes a record of
 // it (KIP-890). With fence.ModeAdd the coordinator adds those that are not.

@@ -44,7 +44,10 @@ type partitionLog struct {
 	waiting map[chan<- struct{}]struct{}
 }
 
-var _ wire.Log = (*partitionLog)(nil)
+var (
+	_ wire.Log        = (*partitionLog)(nil)
+	_ wire.LogStarter = (*partitionLog)(nil)
+)
 
 // batch is where one batch is found.
 type batch struct {
@@ -181,22 +184,39 @@ func (l *partitionLog) With(f func(*fence.Partition)) {
 
 // Append is wire.Log's. The bytes of b are copied, once. It does not leave when
 // ctx ends: an admitted batch is on its way to the disk.
-func (l *partitionLog) Append(_ context.Context, b []byte, admit func(p *fence.Partition, base int64) error) error {
-	h, _, size, err := fence.ParseHeader(b)
+func (l *partitionLog) Append(ctx context.Context, b []byte, admit func(p *fence.Partition, base int64) error) error {
+	wait, err := l.Start(b, admit)
 	if err != nil {
 		return err
 	}
+	return wait(ctx)
+}
+
+// Start is wire.LogStarter's.
+func (l *partitionLog) Start(b []byte, admit func(p *fence.Partition, base int64) error) (wait func(context.Context) error, err error) {
+	h, _, size, err := fence.ParseHeader(b)
+	if err != nil {
+		return nil, err
+	}
 	if size != len(b) {
-		return txnstate.CodeCorruptMessage.Errorf("", "a batch of %d bytes in %d", size, len(b))
+		return nil, txnstate.CodeCorruptMessage.Errorf("", "a batch of %d bytes in %d", size, len(b))
 	}
 	if size > l.maxBatch {
-		return txnstate.CodeMessageTooLarge.Errorf("", "a batch of %d bytes, and partition %s takes %d", size, l.name, l.maxBatch)
+		return nil, txnstate.CodeMessageTooLarge.Errorf("", "a batch of %d bytes, and partition %s takes %d", size, l.name, l.maxBatch)
 	}
 	end, r, err := l.enqueue(h, b, admit)
-	if err != nil || r == nil {
-		return err
+	if err != nil {
+		return nil, err
 	}
-	err = l.file.wait(r)
+	return func(context.Context) error { return l.settle(r, end) }, nil
+}
+
+// settle waits for a round, nil without a file, and books what was in it.
+func (l *partitionLog) settle(r *round, end int64) error {
+	if r == nil {
+		return nil
+	}
+	err := l.file.wait(r)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err != nil {
