@@ -249,13 +249,13 @@ func TestF17_AProducerThatWasTimedOutWritesNoMore(t *testing.T) {
 				}
 				wantCodes(t, "add", []int16{h.add(t, 1, "tx", p, 0), h.add(t, 3, "tx", p, 0)}, 47, 90)
 				wantCodes(t, "offsets", h.txnCommit(t, txnOffsets(3, "tx", "g", p, "a")), 47)
-				code, next := h.end(t, v, "tx", p, true)
+				code, _ := h.end(t, v, "tx", p, true)
 				want := oldEpoch(v, 2)
 				if v == 5 {
 					want = 48
 				}
 				wantCode(t, "commit", code, want)
-				code, next = h.end(t, v, "tx", p, false)
+				code, next := h.end(t, v, "tx", p, false)
 				if v == 5 {
 					// That rule looks at the epoch alone: its abort is what was decided.
 					want = 0
