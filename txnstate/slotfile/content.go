@@ -68,7 +68,7 @@ func newEntry(id string, value []byte, v txnstate.Version) *entry {
 	at := len(m)
 	m = append(m, value...)
 	m = appendVersion(m, v)
-	return &entry{id: id, member: m, value: at, version: v}
+	return &entry{id: id, member: bytes.Clone(m), value: at, version: v} // to its length: it stays
 }
 
 func byID(e *entry, id string) int { return strings.Compare(e.id, id) }

@@ -348,6 +348,9 @@ func (s *slot) replace(c *content) bool {
 		}
 		s.overlay[id] = later{l.e, base}
 	}
+	if len(s.overlay) == 0 {
+		s.overlay = map[string]later{} // a map does not shrink
+	}
 	s.claims = slices.DeleteFunc(s.claims, func(p claimed) bool { return p.gen <= c.gen })
 	if s.pending != nil && s.pending.gen <= c.gen {
 		s.pending = nil
