@@ -77,6 +77,14 @@ func (p *Partition) verify(who txnstate.Producer, seq int32, mode Mode, nowMs in
 	return Guard{p: p, token: e.token}, true, nil
 }
 
+// Asked reports whether the coordinator was asked about a producer id and nothing
+// has settled that since: a batch that was verified may be on its way. A marker
+// makes sure that it is refused.
+func (p *Partition) Asked(id int64) bool {
+	pr := p.producers[id]
+	return pr != nil && pr.entry.token != 0
+}
+
 // entryOf is the live entry of a producer, or nil.
 func (p *Partition) entryOf(pr *producer, nowMs int64) *entry {
 	if pr.entry.token == 0 {

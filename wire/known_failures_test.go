@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kafkatxn/kafkatxn/fence"
+	"github.com/kafkatxn/kafkatxn/markers"
 	"github.com/kafkatxn/kafkatxn/offsets"
 	"github.com/kafkatxn/kafkatxn/txnstate"
 	"github.com/kafkatxn/kafkatxn/wire"
@@ -482,4 +483,45 @@ func TestF34_AnExpiredIDIsUnknown(t *testing.T) {
 	if code, r := h.init(t, 5, "tx", p); code != 0 || r.epoch != 0 || r.id == p.id || r.id == q.id {
 		t.Errorf("without a new instance: %d, %v", code, r)
 	}
+}
+
+// F23, KIP-890: a decision is taken up anew, and its partition has nothing of it
+// yet but a batch that was verified and is on its way. Without a marker of its own
+// that would open a transaction which nobody ends.
+func TestF23_ADecisionTakenUpAgainKeepsOutWhatWasVerifiedForIt(t *testing.T) {
+	h := newHost(t, nil)
+	h.addTopic("a", 1)
+	p := h.initTxn(t, "tx")
+	wantCode(t, "add", h.add(t, 3, "tx", p, 0), 0)
+	wantCodes(t, "produce", h.produce(t, produceRequest(11, "tx", "a", 0, batch(p, 0, 1, true))), 0)
+	code, _ := h.end(t, 4, "tx", p, true)
+	wantCode(t, "the transaction before", code, 0)
+
+	sink, err := wire.NewLocalSink(wire.LocalSinkConfig{Topics: h, Leader: h, Offsets: h.offsets})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := delivery(p, true, txnstate.Partition("a", 0))
+	d.TransactionVersion, d.Again = txnstate.TV1, true
+	l, _ := h.log("a", 0)
+	late := fence.Batch{Producer: txnstate.Producer{ID: p.id, Epoch: p.epoch}, FirstSequence: 1, Records: 1, Transactional: true}
+	apply := func(when string, end int64) {
+		t.Helper()
+		if r := sink.WriteMarkers(t.Context(), 0, []markers.Delivery{d}); r[0] != markers.Applied || l.end != end {
+			t.Errorf("%s: %s, and the log ends at %d, want %d", when, r[0], l.end, end)
+		}
+	}
+	apply("nothing is on its way", 2)
+	now := time.Now().UnixMilli()
+	var g fence.Guard
+	l.With(func(fp *fence.Partition) { g, _, err = fp.Verify(late, fence.ModeDefault, now) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	apply("something is", 3)
+	l.With(func(fp *fence.Partition) { _, err = fp.Reserve(late, g, now) })
+	if txnstate.CodeOf(err) != txnstate.CodeInvalidTxnState {
+		t.Errorf("the late batch: %v", err)
+	}
+	apply("nothing any more", 3)
 }
