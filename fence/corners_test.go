@@ -106,16 +106,18 @@ func TestWhatIsNotOvertakenHoldsNothing(t *testing.T) {
 	r.Settle(0)
 	first := verified(batch(3, 0, 0, 1))
 	second := verified(batch(3, 0, 1, 1))
+	third := verified(batch(3, 0, 2, 1))
+	third.Settle(9)
 	second.Settle(8)
-	if lso := h.p.LastStable(9); lso != 5 {
+	if lso := h.p.LastStable(10); lso != 5 {
 		t.Errorf("last stable %d, want 5: where the batch that was overtaken can be at the lowest", lso)
 	}
 	first.Settle(7)
-	other.Settle(9)
+	other.Settle(10)
 	if n := h.p.Overtaken(); n != 0 {
 		t.Errorf("%d are counted as overtaken", n)
 	}
-	if lso := h.p.LastStable(10); lso != 7 {
+	if lso := h.p.LastStable(11); lso != 7 {
 		t.Errorf("last stable %d", lso)
 	}
 }
