@@ -107,6 +107,8 @@ func killRun(t *testing.T, exe, version, store string) {
 	require.Positive(t, w.count("commit"))
 	require.Positive(t, w.count("abort"))
 	require.Positive(t, w.copied.Load())
+	require.Equal(t, version == "1", w.kept.Load() > 0, "%d ends kept the epoch", w.kept.Load())
+	require.Equal(t, version == "2", w.bumped.Load() > 0, "%d ends bumped the epoch", w.bumped.Load())
 
 	w.verify(t, ctx)
 }
@@ -232,6 +234,9 @@ type load struct {
 	addr     string
 	inFlight atomic.Int32
 	copied   atomic.Int32
+	// Ends of transactions that kept the producer epoch (protocol 1), and that
+	// bumped it (protocol 2).
+	kept, bumped atomic.Int32
 
 	mu   sync.Mutex
 	txns map[string]*outcome
@@ -292,12 +297,18 @@ func (l *load) transaction(ctx context.Context, c *kgo.Client, name string, comm
 	if c.Flush(ctx) != nil || ctx.Err() != nil {
 		return false
 	}
+	_, before, _ := c.ProducerID(ctx)
 	told := "abort"
 	if commit && !failed.Load() {
 		told = "commit"
 	}
 	if c.EndTransaction(ctx, told == "commit") != nil {
 		return false
+	}
+	if _, after, err := c.ProducerID(ctx); err == nil && after == before {
+		l.kept.Add(1)
+	} else if err == nil {
+		l.bumped.Add(1)
 	}
 	l.mu.Lock()
 	o.told = told

@@ -3,6 +3,7 @@ package harness
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -35,11 +36,18 @@ func client(t *testing.T, opts ...kgo.Opt) *kgo.Client {
 // A producer that hangs for ten minutes in the middle of a transaction is fenced
 // and its record never becomes visible. The test takes milliseconds.
 func TestAHangingProducerIsTimedOut(t *testing.T) {
+	for _, v := range []txnstate.TransactionVersion{txnstate.TV1, txnstate.TV2} {
+		t.Run(fmt.Sprintf("transaction.version %d", v), func(t *testing.T) { hang(t, v) })
+	}
+}
+
+func hang(t *testing.T, v txnstate.TransactionVersion) {
 	ctx := context.Background()
 	aborted := make(chan txnstate.Record, 1)
 	b, broker := startBroker(t, minibroker.Config{
-		Topics:   map[string]int32{"orders": 1},
-		Observer: txnstate.Observer{TimedOut: func(r txnstate.Record) { aborted <- r }},
+		Topics:             map[string]int32{"orders": 1},
+		TransactionVersion: v,
+		Observer:           txnstate.Observer{TimedOut: func(r txnstate.Record) { aborted <- r }},
 	})
 	slow := client(t, broker, kgo.TransactionalID("billing"), kgo.TransactionTimeout(10*time.Minute), kgo.DefaultProduceTopic("orders"))
 	require.NoError(t, slow.BeginTransaction())
@@ -55,7 +63,12 @@ func TestAHangingProducerIsTimedOut(t *testing.T) {
 	fresh := client(t, broker, kgo.TransactionalID("billing"), kgo.DefaultProduceTopic("orders"))
 	require.NoError(t, fresh.BeginTransaction())
 	require.NoError(t, fresh.ProduceSync(ctx, kgo.StringRecord("of its successor")).FirstErr())
+	_, before, err := fresh.ProducerID(ctx)
+	require.NoError(t, err)
 	require.NoError(t, fresh.EndTransaction(ctx, kgo.TryCommit))
+	_, after, err := fresh.ProducerID(ctx)
+	require.NoError(t, err)
+	require.Equal(t, v == txnstate.TV2, after > before, "only protocol 2 bumps the epoch at the end of a transaction")
 
 	reader := client(t, broker, kgo.ConsumeTopics("orders"), kgo.FetchIsolationLevel(kgo.ReadCommitted()),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
