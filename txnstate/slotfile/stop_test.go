@@ -287,25 +287,41 @@ func stopAndWake(t *testing.T, sc scene, a act, warm, forgives bool, at, writes 
 
 // repeating is a network file system whose answer to a link was lost: it asks
 // again, and meets its own.
-type repeating struct{ fsx.FS }
+type repeating struct {
+	fsx.FS
+	meanwhile func()
+}
 
 func (f repeating) Link(old, new string) error {
-	return errors.Join(f.FS.Link(old, new), f.FS.Link(old, new))
+	if err := f.FS.Link(old, new); err != nil {
+		return err
+	}
+	f.meanwhile()
+	return f.FS.Link(old, new)
 }
 
 func TestALinkWhoseAnswerWasLostIsRecognised(t *testing.T) {
-	disk := fsx.Mem()
-	s, other := open(t, repeating{disk}), open(t, disk)
-	h := storetest.History{}
-	a, b := h.Of(s), h.Of(other)
-	for n := range int64(10) {
-		require.NoError(t, bump(a, target, n))
-		require.NoError(t, bump(b, target, n+100))
-		require.NoError(t, bump(b, neighbour, n+100))
+	for writes := range 6 { // by another, between the two requests
+		disk := fsx.Mem()
+		other := open(t, disk)
+		h := storetest.History{}
+		b := h.Of(other)
+		var failed error
+		s := open(t, repeating{disk, func() {
+			for n := range writes {
+				failed = errors.Join(failed, bump(b, neighbour, int64(n)))
+			}
+		}})
+		a := h.Of(s)
+		for n := range int64(4) {
+			require.NoError(t, bump(a, target, n), "%d writes between", writes)
+			require.NoError(t, bump(b, target, n+100))
+		}
+		require.NoError(t, failed)
+		require.NoError(t, h.Check())
+		require.NoError(t, s.Close())
+		require.NoError(t, other.Close())
 	}
-	require.NoError(t, h.Check())
-	require.NoError(t, s.Close())
-	require.NoError(t, other.Close())
 }
 
 // wantTidy checks what is left in slot 25's directory, and that the readable copy

@@ -15,12 +15,12 @@ import (
 type opKind uint8
 
 const (
-	opSwap   opKind = iota
-	opLater         // a Later swap that met a batch changing its id
-	opDelete        //
-	opFlush         // write the overlay
-	opRenew         // write the newest generation again
-	opCopy          // see that slot-N.json is up to date
+	opSwap opKind = iota
+	opLater
+	opDelete
+	opFlush // write the overlay
+	opRenew // write the newest generation again
+	opCopy  // see that slot-N.json is up to date
 )
 
 // op is one change that waits to become part of a generation.
@@ -266,8 +266,9 @@ func (s *slot) attempt(guess uint64, batch []*op) (newest uint64, done bool, err
 		}
 		defer tmp.discard()
 	}
-	// After the temporary file was made, and not before: what is said at link
-	// rests on that order.
+	// After the temporary file was made, and not before: whoever makes the next
+	// generation after this look finds the file, and removes it before the number
+	// is free again (see doc.go).
 	base, trusted, err := s.look()
 	if err != nil && !errors.Is(err, errSuspect) {
 		return 0, false, err
@@ -315,11 +316,10 @@ func (s *slot) attempt(guess uint64, batch []*op) (newest uint64, done bool, err
 	err = s.dir.fs.Link(tmp.name, s.dir.file(next.gen))
 	s.settle(batch)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return 0, false, nil // see link: somebody removed the temporary file
-	case errors.Is(err, fs.ErrExist):
-		// Somebody was first, or this was: a network file system repeats a request
-		// whose answer was lost, and meets its own link.
+	case errors.Is(err, fs.ErrExist), errors.Is(err, fs.ErrNotExist):
+		// Somebody was first, or has removed the temporary file since. Or this was
+		// first: a network file system repeats a request whose answer was lost, and
+		// meets its own link, or what others have made of it.
 		if ours, newest, err := s.ours(next); err != nil || !ours {
 			return newest, false, err
 		}
@@ -336,7 +336,7 @@ func (s *slot) attempt(guess uint64, batch []*op) (newest uint64, done bool, err
 			return 0, false, err
 		}
 		if !ours {
-			// It came back; see link. Nobody can have taken it for the newest.
+			// It came back. Nobody can have taken it for the newest.
 			_ = s.dir.fs.Remove(s.dir.file(next.gen)) // harmless where it stays
 			return newest, false, nil
 		}
