@@ -63,8 +63,9 @@ func BenchmarkIDs(b *testing.B) {
 					work[i] = rigs[i].session(b, n/2)
 				}
 				cost := make([][]float64, len(sizes))
-				for range 5 * rounds {
-					for i := range sizes {
+				for round := range 15 * rounds {
+					for k := range sizes {
+						i := (round + k) % len(sizes) // nobody is always next to the same
 						rate := load(b, 1, slice/8, func(int) error { return rigs[i].commit(context.Background(), work[i]) })
 						cost[i] = append(cost[i], 1/rate)
 					}

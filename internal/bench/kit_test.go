@@ -163,7 +163,6 @@ func counting(syncs *atomic.Int64) fsx.FS {
 // load runs step in c goroutines for about d and is how many steps a second
 // there were.
 func load(tb testing.TB, c int, d time.Duration, step func(worker int) error) float64 {
-	runtime.GC() // what was before is not this one's
 	var n atomic.Int64
 	var over atomic.Bool
 	var wg sync.WaitGroup
