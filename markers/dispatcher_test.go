@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -77,6 +78,12 @@ func (a *applied) of(id string) func([]txnstate.Participant) {
 			a.m[id+" "+p.String()]++
 		}
 	}
+}
+
+func (a *applied) all() map[string]int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return maps.Clone(a.m)
 }
 
 func (a *applied) n() int {
@@ -204,7 +211,7 @@ func TestUnknownIsNeverGone_F38(t *testing.T) {
 		d.Dispatch(outcome("a", 0, part("t", 0), part("t", 9)), a.of("a"))
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		require.Equal(t, map[string]int{"a t/9": 1}, a.m, "the deleted one is done, F11; the other one is asked for again")
+		require.Equal(t, map[string]int{"a t/9": 1}, a.all(), "the deleted one is done, F11; the other one is asked for again")
 		require.Equal(t, 1, d.Pending())
 		found.Store(true)
 		time.Sleep(time.Minute)
@@ -350,7 +357,7 @@ func TestCancelDropsASlotUpToItsEpochAndNothingElse(t *testing.T) {
 		down.Delete("down")
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		require.Equal(t, map[string]int{"a@2 1t/0": 1, "b@1 1t/0": 1}, a.m)
+		require.Equal(t, map[string]int{"a@2 1t/0": 1, "b@1 1t/0": 1}, a.all())
 	})
 }
 

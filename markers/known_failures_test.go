@@ -75,7 +75,7 @@ func TestF12_OneBadEntryOfACallStarvesNoOther(t *testing.T) {
 					time.Sleep(time.Minute)
 					cancel()
 					require.NoError(t, <-done, "the sender survives")
-					require.Equal(t, map[string]int{"t2 t2/0": 1, "t3 t3/0": 1}, a.m)
+					require.Equal(t, map[string]int{"t2 t2/0": 1, "t3 t3/0": 1}, a.all())
 					if bad != nil {
 						require.Equal(t, 3, s.sizes[0])
 					}
@@ -185,7 +185,7 @@ func TestF10_EveryFirstAnswerLeadsToAnother(t *testing.T) {
 				synctest.Wait()
 				d.Dispatch(outcome("other", 0, part("a", 0)), a.of("other"))
 				synctest.Wait()
-				require.Equal(t, map[string]int{"other a/0": 1}, a.m)
+				require.Equal(t, map[string]int{"other a/0": 1}, a.all())
 				time.Sleep(time.Minute)
 				synctest.Wait()
 				require.Equal(t, 2, a.n())
@@ -249,12 +249,12 @@ func TestF11_OnlyWhatIsDeletedIsDoneWithoutItsMarker(t *testing.T) {
 		d.Dispatch(outcome("all gone", 0, part("gone", 0), part("gone", 1)), a.of("all gone"))
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		require.Equal(t, map[string]int{"t b/0": 1, "t gone/0": 1, "t dying/0": 1, "all gone gone/0": 1, "all gone gone/1": 1}, a.m)
+		require.Equal(t, map[string]int{"t b/0": 1, "t gone/0": 1, "t dying/0": 1, "all gone gone/0": 1, "all gone gone/1": 1}, a.all())
 		require.Equal(t, 1, d.Pending())
 		unreachable.Store(false)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		require.Equal(t, 1, a.m["t away/0"])
+		require.Equal(t, 1, a.all()["t away/0"])
 		require.NotContains(t, s.all(), "1 t gone/0")
 	})
 }

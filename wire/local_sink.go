@@ -112,7 +112,7 @@ func (s *LocalSink) each(ctx context.Context, ds []markers.Delivery, f func(i in
 	topics := map[string][]func(){}
 	for i, d := range ds {
 		log, ok := s.starter(d.Participant)
-		if !ok {
+		if !ok || d.Again {
 			continue
 		}
 		started[i] = true
