@@ -452,7 +452,7 @@ func TestTheSuiteCatchesWrongTransports(t *testing.T) {
 		{flawVersion, []string{version}, []string{late}},
 		{flawReversed, []string{inOrder}, []string{tooShort}},
 		{flawSorted, []string{ordered, judged}, any},
-		{flawCtxYes, []string{waits, ends, dies}, any},
+		{flawCtxYes, []string{waits, ends}, any}, // the receiver's death may come before the context's end
 		{flawCtxDeaf, []string{ends, waits}, any},
 		{flawMissing, []string{tooShort}, nil},
 		{flawNoGroups, []string{group}, []string{all}},
