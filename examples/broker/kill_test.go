@@ -107,8 +107,8 @@ func killRun(t *testing.T, exe, version, store string) {
 	require.Positive(t, w.count("commit"))
 	require.Positive(t, w.count("abort"))
 	require.Positive(t, w.copied.Load())
-	require.Equal(t, version == "1", w.kept.Load() > 0, "%d ends kept the epoch", w.kept.Load())
-	require.Equal(t, version == "2", w.bumped.Load() > 0, "%d ends bumped the epoch", w.bumped.Load())
+	// A client of protocol 1 bumps its epoch itself now and then, to recover.
+	require.Equal(t, version == "2", w.bumped.Load() > w.kept.Load(), "%d ends bumped the epoch, %d kept it", w.bumped.Load(), w.kept.Load())
 
 	w.verify(t, ctx)
 }
