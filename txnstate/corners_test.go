@@ -59,3 +59,21 @@ func TestWhatCannotBeIsAnInternalError(t *testing.T) {
 		t.Errorf("an illegal move: %v", err)
 	}
 }
+
+func TestARecordIsCopiedWhole(t *testing.T) {
+	r := emptyAt(7, 0)
+	r.Participants, r.Extra = []Participant{a0, b0}, []byte{1, 2}
+	c := r.Clone()
+	c.Participants[0], c.Extra[0] = b0, 9
+	if r.Participants[0] != a0 || r.Extra[0] != 1 {
+		t.Errorf("%v, %v", r, r.Extra)
+	}
+}
+
+func TestStatesThatAreNoneHaveANameToo(t *testing.T) {
+	for s, want := range map[State]string{-1: "State(-1)", 6: "State(6)", 127: "State(127)", 5: "CompleteAbort", 0: "Empty"} {
+		if got := s.String(); got != want {
+			t.Errorf("%d: %s", int8(s), got)
+		}
+	}
+}
