@@ -605,3 +605,24 @@ func TestMarkersOfAnUnknownProducerHaveBoundsToo(t *testing.T) {
 		}
 	}
 }
+
+// Run waits for the calls that are under way, also for one that does not mind its
+// context.
+func TestRunWaitsForCallsUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		s := &sink{answer: func(context.Context, markers.Target, markers.Delivery) markers.Result { <-gate; return markers.Applied }}
+		d, err := markers.NewDispatcher(markers.Config{Sink: s, Leaders: byName})
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() { done <- d.Run(ctx) }()
+		d.Dispatch(outcome("t", 0, part("1a", 0)), new(applied).of("t"))
+		synctest.Wait()
+		cancel()
+		synctest.Wait()
+		require.Empty(t, done)
+		close(gate)
+		require.NoError(t, <-done)
+	})
+}
