@@ -282,3 +282,17 @@ func TestRunEndsUnderAVerificationThatHangs(t *testing.T) {
 		require.ErrorIs(t, <-done, txnstate.ErrCoordinatorNotAvailable)
 	})
 }
+
+// An abort without a transaction (KIP-890) has nobody to tell, and is complete.
+func TestAnAbortOfNothingIsComplete(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &held{}
+		c := start(t, txnstate.Config{Store: newScriptStore(), Dispatcher: h, EndWait: txnstate.AnswerAtDecision})
+		p := initID(t, c, "a")
+		next, err := c.End(bg, "a", txnstate.End{Producer: p, Client: txnstate.TV2})
+		require.NoError(t, err)
+		synctest.Wait()
+		require.NoError(t, add(c, "a", next, txnstate.TV2, tp0))
+		require.Empty(t, h.outcomes())
+	})
+}

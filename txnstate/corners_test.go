@@ -77,3 +77,14 @@ func TestStatesThatAreNoneHaveANameToo(t *testing.T) {
 		}
 	}
 }
+
+func TestWhichParticipantsAreOffsetsPartitions(t *testing.T) {
+	for p, want := range map[Participant]bool{
+		Group("g"): true, Partition(OffsetsTopic, 3): true, a0: false, Partition("", 0): false,
+		{Kind: KindHost, Name: OffsetsTopic}: false, {Kind: KindHost, Name: "db"}: false,
+	} {
+		if n, ok := p.Offsets(); ok != want || ok && p.Kind == KindGroup && n != OffsetsPartition("g") {
+			t.Errorf("%s: %d, %v", p, n, ok)
+		}
+	}
+}
