@@ -61,9 +61,12 @@ func TestASyncFailsAtEveryPlace(t *testing.T) {
 		m, fsys := newModel(), freshDisk(t)
 		syncs := 0
 		unsure += runThrough(t, fsys, m, new(clock), func(i int) {
-			if i == 0 {
+			switch i {
+			case 0:
 				syncs = fsys.Syncs()
 				fsys.FailSync(k)
+			case -1:
+				fsys.FailSync(-1)
 			}
 		})
 		for seed := range uint64(4) {

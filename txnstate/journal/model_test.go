@@ -101,7 +101,8 @@ type step struct {
 	id         string
 	delete     bool
 	durability txnstate.Durability
-	size       int // participants
+	size       int  // participants
+	now        bool // by SwapNow, with Later
 }
 
 // do performs a step on the model's present record, and lets the model have it.
@@ -124,6 +125,18 @@ func (m *model) do(s *journal.Store, st step, n int) error {
 		for i := range st.size {
 			next.Participants = append(next.Participants, txnstate.Partition("orders", int32(i)))
 		}
+	}
+	if st.now {
+		// Where it did not do it, nobody knows, as with any error.
+		v, done := s.SwapNow(next)
+		var err error
+		if !done {
+			v, err = 0, txnstate.ErrUncertain
+		} else if v <= m.top {
+			return fmt.Errorf("version %d is given, and %d was before", v, m.top)
+		}
+		m.wrote(st.id, &next, v, txnstate.Later, err)
+		return err
 	}
 	v, err := s.Swap(ctx, next, st.durability)
 	if err == nil && v <= m.top {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -15,41 +16,51 @@ import (
 	"github.com/kafkatxn/kafkatxn/txnstate/journal"
 )
 
-// Writers go on while a
-// snapshot is written, and what is older goes away when it is there.
-func TestSnapshotsDoNotStopWritersAndBoundTheDisk(t *testing.T) {
+// I13: what is on disk is bounded by the state, however much is written.
+func TestSnapshotsBoundTheDisk(t *testing.T) {
 	t.Parallel()
-	fsys := freshDisk(t)
-	var ofSnapshots sync.Map
-	hooked := fsx.Hook(fsys, func(op fsx.Op, name string) error {
-		if op == fsx.OpRename {
-			ofSnapshots.Store(name, true)
+	synctest.Test(t, func(t *testing.T) {
+		const at, writers = 64 << 10, 8
+		fsys := freshDisk(t)
+		s, err := journal.Open(journal.Config{Dir: dir, FS: fsys, SnapshotAt: at})
+		require.NoError(t, err)
+		recs := make([]txnstate.Record, writers)
+		for w := range recs {
+			recs[w] = working(fmt.Sprint("id-", w))
 		}
-		return nil
-	})
-	const at = 64 << 10
-	s, err := journal.Open(journal.Config{Dir: dir, FS: hooked, SnapshotAt: at})
-	require.NoError(t, err)
-	var wg sync.WaitGroup
-	for w := range 8 {
-		wg.Go(func() {
-			r := working(fmt.Sprint("id-", w))
-			for range 600 {
-				v, err := s.Swap(t.Context(), r, txnstate.Durable)
-				if !assert.NoError(t, err) {
-					return
-				}
-				r.Version = v
+		written := 0
+		for range 40 {
+			var wg sync.WaitGroup
+			for w := range recs {
+				wg.Go(func() {
+					for range 30 {
+						v, err := s.Swap(t.Context(), recs[w], txnstate.Durable)
+						assert.NoError(t, err)
+						recs[w].Version = v
+					}
+				})
 			}
-		})
-	}
-	wg.Wait()
-	require.NoError(t, s.Close())
-	snapshots := 0
-	ofSnapshots.Range(func(any, any) bool { snapshots++; return true })
-	assert.Greater(t, snapshots, 6, "segments and snapshots")
+			wg.Wait()
+			synctest.Wait() // a snapshot that was begun is there
+			written += writers * 30 * 60
+			assert.Less(t, diskUse(t, fsys), int64(2*at))
+		}
+		assert.Greater(t, written, 6*at)
+		require.NoError(t, s.Close())
+		s, err = open(fsys)
+		require.NoError(t, err)
+		got, err := contents(t.Context(), s)
+		require.NoError(t, err)
+		for _, r := range recs {
+			assert.Equal(t, r.Version, got[r.TxnID].Version)
+		}
+		assert.Len(t, got, writers)
+		require.NoError(t, s.Close())
+	})
+}
 
-	var size int64
+func diskUse(t *testing.T, fsys fsx.FS) (size int64) {
+	t.Helper()
 	entries, err := fsys.ReadDir(dir)
 	require.NoError(t, err)
 	for _, e := range entries {
@@ -57,14 +68,40 @@ func TestSnapshotsDoNotStopWritersAndBoundTheDisk(t *testing.T) {
 		require.NoError(t, err)
 		size += info.Size()
 	}
-	// The log may have grown while the last snapshot was written.
-	assert.Less(t, size, int64(6*at), "%v", entries)
-	s, err = open(fsys)
-	require.NoError(t, err)
-	got, err := contents(t.Context(), s)
-	require.NoError(t, err)
-	assert.Len(t, got, 8)
-	require.NoError(t, s.Close())
+	return size
+}
+
+// A snapshot that takes its time stops nobody, and nothing is removed before it
+// is there.
+func TestSnapshotsDoNotStopWriters(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		fsys := freshDisk(t)
+		held, begun := make(chan struct{}), make(chan struct{})
+		begin := sync.OnceFunc(func() { close(begun) })
+		s, err := journal.Open(journal.Config{Dir: dir, SnapshotAt: 34 << 10, FS: fsx.Hook(fsys, func(op fsx.Op, name string) error {
+			if op == fsx.OpSync && strings.HasSuffix(name, ".snapshot.new") {
+				begin()
+				<-held
+			}
+			return nil
+		})})
+		require.NoError(t, err)
+		m := newModel()
+		for i := range 60 {
+			require.NoError(t, m.do(s, step{id: fmt.Sprint("id-", i%5), durability: txnstate.Durable, size: 20}, i))
+		}
+		<-begun
+		for i := range 60 {
+			require.NoError(t, m.do(s, step{id: fmt.Sprint("id-", i%7), durability: txnstate.Durable, size: i}, 100+i))
+		}
+		m.wantContents(t, s, "while a snapshot is written")
+		wantRecovered(t, *m, fsys.Image(1), "while a snapshot is written")
+		close(held)
+		synctest.Wait()
+		wantRecovered(t, *m, fsys.Image(0), "when it is written")
+		require.NoError(t, s.Close())
+	})
 }
 
 // A snapshot takes each id at another moment. A Later write that it has must not

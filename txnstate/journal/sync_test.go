@@ -92,6 +92,8 @@ func TestNothingIsAnsweredBeforeItsSync(t *testing.T) {
 		}
 		done, _ := lost.get()
 		assert.False(t, done, "a swap that another one is ahead of")
+		_, now := s.SwapNow(next)
+		assert.False(t, now, "it does not wait")
 
 		// Other ids are not kept waiting by what is not a write.
 		r, err := s.Load(ctx, "b")
