@@ -123,8 +123,10 @@ func (c *Coordinator) dispatch(comp *completion) {
 	}
 	c.cfg.Dispatcher.Dispatch(comp.outcome, func(ps []Participant) { c.applied(comp, ps) })
 	if p, epoch := c.slots[comp.slot].state(); p == away || epoch != comp.outcome.CoordinatorEpoch {
-		// The slot was lost meanwhile, and what was cancelled then did not have this.
+		// The slot was lost meanwhile, and what was cancelled and dropped then did
+		// not have this: its callers would wait until Run ends.
 		c.cfg.Dispatcher.Cancel(comp.slot, comp.outcome.CoordinatorEpoch)
+		c.under.remove(comp)
 	}
 }
 

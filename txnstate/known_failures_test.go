@@ -665,33 +665,38 @@ func stress(t *testing.T, last int32, end time.Duration) {
 // F24, KAFKA-7519, KAFKA-13099: expiry that can't be stored leaves its ids as they
 // were, and any number that is due at once goes, one write each.
 func TestF24_ExpiryThatFailsBlocksNobodyAndAnyNumberGoes(t *testing.T) {
-	s := newBrittle()
-	now := t0
-	r := reaper.New(reaper.Config{})
-	c := start(t, txnstate.Config{Store: s, Deadlines: r, ExpireAfter: time.Hour, EndWait: txnstate.AnswerWhenApplied, Now: func() time.Time { return now }})
-	p := initID(t, c, "t")
-	open := initID(t, c, "open")
-	require.NoError(t, c.Add(bg, "open", txnstate.Add{Producer: open, Participants: []txnstate.Participant{tp0}}))
-	for i := range 2000 {
-		initID(t, c, fmt.Sprint(i))
-	}
-	s.refuse.Store(true)
-	now = now.Add(2 * time.Hour)
-	require.Equal(t, 2002, r.Reap(bg, c, now))
-	require.Len(t, s.recs, 2002)
-	s.heal()
-	require.NoError(t, add(c, "t", p, txnstate.TV0, tp0), "neither 51 nor 49")
-	_, err := c.End(bg, "t", txnstate.End{Producer: p, Commit: true})
-	require.NoError(t, err)
-	r.Reap(bg, c, now.Add(time.Millisecond))
-	require.Len(t, s.recs, 2, "the one in use, and the one that was open and is aborted")
-	now = now.Add(2 * time.Hour)
-	r.Reap(bg, c, now)
-	require.Empty(t, s.recs)
-	require.ErrorIs(t, add(c, "t", p, txnstate.TV0, tp0), txnstate.ErrInvalidPIDMapping)
-	again := initID(t, c, "t")
-	require.NotEqual(t, p.ID, again.ID)
-	require.Zero(t, again.Epoch)
+	synctest.Test(t, func(t *testing.T) {
+		s := newBrittle()
+		now := t0
+		r := reaper.New(reaper.Config{})
+		c := start(t, txnstate.Config{Store: s, Deadlines: r, ExpireAfter: time.Hour, EndWait: txnstate.AnswerWhenApplied, Now: func() time.Time { return now }})
+		p := initID(t, c, "t")
+		open := initID(t, c, "open")
+		require.NoError(t, c.Add(bg, "open", txnstate.Add{Producer: open, Participants: []txnstate.Participant{tp0}}))
+		for i := range 2000 {
+			initID(t, c, fmt.Sprint(i))
+		}
+		s.refuse.Store(true)
+		now = now.Add(2 * time.Hour)
+		require.Equal(t, 2002, r.Reap(bg, c, now))
+		synctest.Wait()
+		require.Len(t, s.recs, 2002)
+		s.heal()
+		require.NoError(t, add(c, "t", p, txnstate.TV0, tp0), "neither 51 nor 49")
+		_, err := c.End(bg, "t", txnstate.End{Producer: p, Commit: true})
+		require.NoError(t, err)
+		synctest.Wait()
+		r.Reap(bg, c, now.Add(time.Millisecond))
+		synctest.Wait()
+		require.Len(t, s.recs, 2, "the one in use, and the one that was open and is aborted")
+		now = now.Add(2 * time.Hour)
+		r.Reap(bg, c, now)
+		require.Empty(t, s.recs)
+		require.ErrorIs(t, add(c, "t", p, txnstate.TV0, tp0), txnstate.ErrInvalidPIDMapping)
+		again := initID(t, c, "t")
+		require.NotEqual(t, p.ID, again.ID)
+		require.Zero(t, again.Epoch)
+	})
 }
 
 // F25: only the owner of a slot times its transactions out, by the time that is
@@ -752,31 +757,34 @@ func TestF25_TheOwnerReapsAtTheStoredTimeOnceAndAgainWhereItFailed(t *testing.T)
 
 // F36: ids that have come and gone leave nothing behind, in no index.
 func TestF36_IDsThatHaveExpiredLeaveNothing(t *testing.T) {
-	s := newScriptStore()
-	now := t0
-	r := reaper.New(reaper.Config{})
-	c := start(t, txnstate.Config{Store: s, Deadlines: r, ExpireAfter: time.Hour, EndWait: txnstate.AnswerWhenApplied,
-		Limits: txnstate.Limits{TransactionalIDs: 500}, Now: func() time.Time { return now }})
-	for round := range 3 {
-		for i := range 500 {
-			id := fmt.Sprint(round, "-", i)
-			p := initID(t, c, id) // also at the limit: those before have made room
-			require.NoError(t, add(c, id, p, txnstate.TV2, tp0))
-			_, err := c.End(bg, id, txnstate.End{Producer: p, Commit: true, Client: txnstate.TV2})
-			require.NoError(t, err)
+	synctest.Test(t, func(t *testing.T) {
+		s := newScriptStore()
+		now := t0
+		r := reaper.New(reaper.Config{})
+		c := start(t, txnstate.Config{Store: s, Deadlines: r, ExpireAfter: time.Hour, EndWait: txnstate.AnswerWhenApplied,
+			Limits: txnstate.Limits{TransactionalIDs: 500}, Now: func() time.Time { return now }})
+		for round := range 3 {
+			for i := range 500 {
+				id := fmt.Sprint(round, "-", i)
+				p := initID(t, c, id) // also at the limit: those before have made room
+				require.NoError(t, add(c, id, p, txnstate.TV2, tp0))
+				_, err := c.End(bg, id, txnstate.End{Producer: p, Commit: true, Client: txnstate.TV2})
+				require.NoError(t, err)
+			}
+			_, err := initAgain(c, "one more")
+			require.ErrorIs(t, err, txnstate.ErrCoordinatorNotAvailable)
+			require.Equal(t, 500, r.Len())
+			synctest.Wait()
+			now = now.Add(2 * time.Hour)
+			r.Reap(bg, c, now)
+			require.Empty(t, s.recs)
+			require.Zero(t, r.Len())
 		}
-		_, err := initAgain(c, "one more")
-		require.ErrorIs(t, err, txnstate.ErrCoordinatorNotAvailable)
-		require.Equal(t, 500, r.Len())
-		now = now.Add(2 * time.Hour)
-		r.Reap(bg, c, now)
-		require.Empty(t, s.recs)
-		require.Zero(t, r.Len())
-	}
-	for range 1000 {
-		initID(t, c, "one id") // with a thousand identities
-	}
-	require.Equal(t, 1, r.Len())
+		for range 1000 {
+			initID(t, c, "one id") // with a thousand identities
+		}
+		require.Equal(t, 1, r.Len())
+	})
 }
 
 // F37: between the decision and the next transaction there is work, and no
