@@ -26,7 +26,7 @@ func deps(t *testing.T, pkgs ...string) map[string]bool {
 // An embedder of the core takes on the standard library, golang.org/x/sync and
 // renameio, and nothing else.
 func TestTheCoreNeedsTheStandardLibraryXSyncAndRenameioOnly(t *testing.T) {
-	for p := range deps(t, "./txnstate/...", "./markers", "./markers/queue", "./fence", "./offsets", "./reaper", "./pidalloc") {
+	for p := range deps(t, "./txnstate/...", "./markers", "./markers/queue", "./fence", "./offsets", "./reaper", "./pidalloc", "./lease") {
 		ours := strings.HasPrefix(p, module+"/") && !strings.Contains(p, "/wire") && !strings.Contains(p, "/examples") && !strings.Contains(p, "/conformance")
 		allowed := strings.HasPrefix(p, "golang.org/x/sync/") || strings.HasPrefix(p, "github.com/google/renameio/")
 		require.True(t, ours || allowed, "the core needs %s", p)
@@ -41,6 +41,7 @@ func TestImportsGoOneWay(t *testing.T) {
 		"./markers":     {"offsets", "reaper", "pidalloc", "wire"},
 		"./offsets":     {"reaper", "pidalloc", "wire"},
 		"./reaper":      {"fence", "markers", "offsets", "pidalloc", "wire"},
+		"./lease":       {"fence", "markers", "offsets", "reaper", "pidalloc", "wire", "conformance"},
 		"./pidalloc":    {"fence", "markers", "offsets", "reaper", "wire"},
 		"./wire":        {"conformance", "examples/minibroker"},
 		"./conformance": {"txnstate", "fence", "markers", "offsets", "wire"},

@@ -1,0 +1,118 @@
+package lease_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/kafkatxn/kafkatxn/internal/fsx"
+	"github.com/kafkatxn/kafkatxn/lease"
+	"github.com/kafkatxn/kafkatxn/txnstate"
+)
+
+func TestConfigNamesAllThatIsWrong(t *testing.T) {
+	_, err := lease.New(lease.Config{Broker: 4, Brokers: []int32{-1, 2}, TTL: time.Millisecond})
+	for _, part := range []string{"Dir", "without Config.Broker", "negative", "50ms"} {
+		require.ErrorContains(t, err, part)
+	}
+}
+
+func TestSlotsAreSpreadOverTheLiveBrokersAndMoveWithThem(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c := newCluster(t, fsx.Mem(), 1, 2, 3)
+		defer c.end()
+		a := c.start(1)
+		pass(ttl / 2)
+		c.spread(a) // it waits for nobody who was never seen
+		b, d := c.start(2), c.start(3)
+		pass(ttl)
+		c.spread(a, b, d)
+
+		// The end of Run hands over at once.
+		require.NoError(t, b.stop())
+		pass(ttl / 6)
+		require.Empty(t, b.holds())
+		require.Empty(t, b.l.Alive())
+		c.spread(a, d)
+
+		// A broker that returns gets its slots back.
+		b2 := c.start(2)
+		pass(ttl)
+		c.spread(a, b2, d)
+	})
+}
+
+func TestABrokerWhoseVolumeIsGoneGivesUpAndIsTakenOver(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c := newCluster(t, fsx.Mem(), 1, 2)
+		defer c.end()
+		a, b := c.start(1), c.start(2)
+		pass(ttl)
+		c.spread(a, b)
+		b.set(func(n *node) { n.dead = true })
+		pass(ttl - ttl/6)
+		require.NotEmpty(t, b.holds(), "it is not dead for others yet")
+		pass(ttl / 2)
+		require.Empty(t, b.holds(), "others must think that it is dead")
+		c.spread(a)
+
+		b.set(func(n *node) { n.dead = false })
+		pass(ttl)
+		c.spread(a, b)
+	})
+}
+
+func TestARunAsTheSameBrokerEndsTheOneBefore(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c := newCluster(t, fsx.Mem(), 1, 2)
+		defer c.end()
+		a, old := c.start(1), c.start(2)
+		pass(ttl)
+		c.spread(a, old)
+		later := c.start(2)
+		pass(ttl)
+		require.ErrorIs(t, old.stop(), lease.ErrReplaced)
+		c.spread(a, later)
+	})
+}
+
+func TestRunIsCalledOnce(t *testing.T) {
+	l, err := lease.New(lease.Config{Dir: "d", Broker: 1, Brokers: []int32{1}, FS: fsx.Mem()})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	require.NoError(t, l.Run(ctx))
+	require.Error(t, l.Run(ctx))
+}
+
+func TestPlacementIsPickSlotOwners(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c := newCluster(t, fsx.Mem(), 7, 1, 4)
+		defer c.end()
+		a := c.add(4)
+		_, ok := a.l.Owner(3)
+		require.False(t, ok, "nobody is alive before Run")
+		c.run(a)
+		b := c.start(7)
+		pass(ttl)
+		require.Equal(t, []int32{4, 7}, a.l.Alive())
+		for n := range 200 {
+			want, _ := txnstate.PickSlotOwner(n, c.brokers, []int32{4, 7})
+			got, ok := a.l.Owner(n)
+			require.True(t, ok)
+			require.Equal(t, want, got, n)
+		}
+		_, ok = a.l.Owner(-1)
+		require.False(t, ok)
+		owners := map[int32]int{}
+		for _, name := range []string{"", "a", "orders/0", "orders/1", "orders/2", "orders/3", "payments/0"} {
+			x, _ := a.l.OwnerOf(name)
+			y, _ := b.l.OwnerOf(name)
+			require.Equal(t, x, y)
+			owners[x]++
+		}
+		require.Len(t, owners, 2)
+	})
+}
