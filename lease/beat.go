@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -32,8 +33,11 @@ const (
 	resigned = "resigned"
 )
 
-// maxBeat bounds what is taken for a heartbeat.
-const maxBeat = 1024
+// What is longer than a heartbeat, or further ahead, is damage.
+const (
+	maxBeat       = 1024
+	maxGeneration = math.MaxInt64 / 2
+)
 
 // process compares the processes of two heartbeats, the later one is greater.
 func (b beat) process(o beat) int {
@@ -48,7 +52,7 @@ func decodeBeat(data []byte) (beat, error) {
 	if err := json.Unmarshal(bytes.TrimSpace(data), &b); err != nil {
 		return b, err
 	}
-	if b.Generation <= 0 || b.Nonce == "" || b.State != up && b.State != resigned {
+	if b.Generation <= 0 || b.Generation > maxGeneration || b.Nonce == "" || b.State != up && b.State != resigned {
 		return b, errors.New("not a heartbeat")
 	}
 	return b, nil
