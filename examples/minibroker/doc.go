@@ -4,7 +4,7 @@
 // with, and it serves as a test double.
 //
 // What it knows by itself is what every broker has: connections (server.go,
-// api.go), topics (topics.go), logs (log.go, on a segment.go), reading
+// api.go), topics (topics.go), logs (log.go, on package segment), reading
 // (fetch.go, list_offsets.go), consumer groups (group.go, join.go, groups.go).
 // Of transactions it knows nothing; broker.go hands the library its logs, groups
 // and topics, and wire.Handler answers the requests.

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"sync"
 
+	"github.com/kafkatxn/kafkatxn/examples/minibroker/segment"
 	"github.com/kafkatxn/kafkatxn/fence"
 	"github.com/kafkatxn/kafkatxn/internal/fsx"
 	"github.com/kafkatxn/kafkatxn/markers"
@@ -28,7 +29,7 @@ const leaderEpoch = 0
 type partitionLog struct {
 	name     string // topic/partition, for errors
 	number   uint32 // of the partition
-	file     *segment
+	file     *segment.Segment
 	maxBatch int // bytes
 
 	mu      sync.Mutex // never held during I/O
@@ -95,7 +96,7 @@ func newLogs(topic string, n int32, maxBatch int) []*partitionLog {
 // them at once, to all of them its markers, and what is written at once shares a
 // sync. The file holds their batches as they were appended, each behind the number
 // of its partition.
-func share(ls []*partitionLog, s *segment) {
+func share(ls []*partitionLog, s *segment.Segment) {
 	for _, l := range ls {
 		l.file = s
 	}
@@ -107,7 +108,8 @@ const batchPartition = 4
 // openLogs reads the logs of a topic from their file, which need not exist.
 func openLogs(topic string, n int32, maxBatch int, fsys fsx.FS, path string, fsync bool) ([]*partitionLog, error) {
 	ls := newLogs(topic, n, maxBatch)
-	file, err := openSegment(fsys, path, fsync, func(pos int64, b []byte) error {
+	file, err := segment.Open(fsys, path, fsync, func(r segment.Stored) error {
+		pos, b := r.Pos, r.Payload
 		for len(b) > 0 {
 			if len(b) < batchPartition {
 				return fmt.Errorf("%d bytes where the number of a partition should be", len(b))
@@ -212,11 +214,11 @@ func (l *partitionLog) Start(b []byte, admit func(p *fence.Partition, base int64
 }
 
 // settle waits for a round, nil without a file, and books what was in it.
-func (l *partitionLog) settle(r *round, end int64) error {
+func (l *partitionLog) settle(r *segment.Round, end int64) error {
 	if r == nil {
 		return nil
 	}
-	err := l.file.wait(r)
+	err := l.file.Wait(r)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err != nil {
@@ -228,7 +230,7 @@ func (l *partitionLog) settle(r *round, end int64) error {
 	return nil
 }
 
-func (l *partitionLog) enqueue(h fence.Batch, b []byte, admit func(p *fence.Partition, base int64) error) (end int64, r *round, err error) {
+func (l *partitionLog) enqueue(h fence.Batch, b []byte, admit func(p *fence.Partition, base int64) error) (end int64, r *segment.Round, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.failed != nil {
@@ -251,7 +253,7 @@ func (l *partitionLog) enqueue(h fence.Batch, b []byte, admit func(p *fence.Part
 	}
 	var number [batchPartition]byte
 	binary.BigEndian.PutUint32(number[:], l.number)
-	pos, r, err := l.file.add(number[:], front[:], b[len(front):])
+	pos, r, err := l.file.Add(number[:], front[:], b[len(front):])
 	if err != nil {
 		return 0, nil, l.offline(err)
 	}
@@ -349,7 +351,7 @@ func (l *partitionLog) remove() {
 // close closes the file, of the other partitions too.
 func (l *partitionLog) close() {
 	if l.file != nil {
-		l.file.close()
+		l.file.Close()
 	}
 }
 
@@ -469,7 +471,7 @@ func (l *partitionLog) read(s slice) ([]byte, error) {
 			n++
 		}
 		buf = slices.Grow(buf[:0], int(end-from))[:end-from]
-		if err := l.file.readAt(buf, from); err != nil {
+		if err := l.file.ReadAt(buf, from); err != nil {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			return nil, l.offline(err)

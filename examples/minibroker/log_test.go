@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/kafkatxn/kafkatxn/examples/minibroker/segment"
 	"github.com/kafkatxn/kafkatxn/fence"
 	"github.com/kafkatxn/kafkatxn/internal/fsx"
 	"github.com/kafkatxn/kafkatxn/markers"
@@ -40,7 +41,7 @@ func recordBatch(p txnstate.Producer, seq int32, n int, size int, txn bool) []by
 	}
 	b.Length = int32(len(b.AppendTo(nil)) - 12)
 	out := b.AppendTo(nil)
-	binary.BigEndian.PutUint32(out[17:], crc32.Checksum(out[21:], castagnoli))
+	binary.BigEndian.PutUint32(out[17:], crc32.Checksum(out[21:], crc32.MakeTable(crc32.Castagnoli)))
 	return out
 }
 
@@ -90,7 +91,7 @@ func all(t testing.TB, l *partitionLog, s slice) (bases []int64) {
 	for len(raw) > 0 {
 		h, base, size, err := fence.ParseHeader(raw)
 		require.NoError(t, err)
-		require.Equal(t, crc32.Checksum(raw[21:size], castagnoli), binary.BigEndian.Uint32(raw[17:]))
+		require.Equal(t, crc32.Checksum(raw[21:size], crc32.MakeTable(crc32.Castagnoli)), binary.BigEndian.Uint32(raw[17:]))
 		require.Zero(t, binary.BigEndian.Uint32(raw[12:]))
 		require.Positive(t, h.Records)
 		bases = append(bases, base)
@@ -321,10 +322,12 @@ func TestALogOfOtherBytesIsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			fsys := fsx.Mem()
-			j := newSegment(fsys, "records.log", true)
-			require.NoError(t, j.put("\x00\x00\x00\x00"+string(payload)))
-			j.close()
-			_, err := openLogs("t", 1, 1<<20, fsys, "records.log", true)
+			j := segment.New(fsys, "records.log", true)
+			_, r, err := j.Add([]byte("\x00\x00\x00\x00"), payload)
+			require.NoError(t, err)
+			require.NoError(t, j.Wait(r))
+			j.Close()
+			_, err = openLogs("t", 1, 1<<20, fsys, "records.log", true)
 			require.ErrorContains(t, err, "topic t: records.log, round at byte 0: partition t/0: ")
 		})
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kafkatxn/kafkatxn/examples/minibroker/segment"
 	"github.com/kafkatxn/kafkatxn/internal/fsx"
 	"github.com/kafkatxn/kafkatxn/txnstate"
 	"github.com/stretchr/testify/require"
@@ -205,7 +206,7 @@ func TestDamagedFilesStopTheStart(t *testing.T) {
 		"acls.json":     {func(d string) string { return d + "/acls.json" }, truncate(3), "acls.json"},
 		"topic.json":    {func(d string) string { return topicDir(d) + "/topic.json" }, truncate(10), "topic.json"},
 		"no topic.json": {func(d string) string { return topicDir(d) + "/topic.json" }, os.Remove, "and no topic.json"},
-		"a log":         {func(d string) string { return topicDir(d) + "/records.log" }, flip(roundHeader + 70), "records.log is damaged at byte 0"},
+		"a log":         {func(d string) string { return topicDir(d) + "/records.log" }, flip(segment.HeaderBytes + 70), "records.log is damaged at byte 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := onDisk(t, Config{Topics: map[string]int32{"t": 1}})

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/kafkatxn/kafkatxn/examples/minibroker/segment"
 	"github.com/kafkatxn/kafkatxn/fence"
 	"github.com/kafkatxn/kafkatxn/internal/fsx"
 )
@@ -81,7 +82,7 @@ func TestPartitionsShareSyncs(t *testing.T) {
 		b := plain(1, 1)
 		h, r := enqueued(t, l, b)
 		wg.Go(func() {
-			if err := l.file.wait(r); err != nil {
+			if err := l.file.Wait(r); err != nil {
 				t.Error(err)
 			}
 		})
@@ -96,7 +97,7 @@ func TestPartitionsShareSyncs(t *testing.T) {
 }
 
 // enqueued puts a batch on its way to the disk.
-func enqueued(t *testing.T, l *partitionLog, b []byte) (end int64, r *round) {
+func enqueued(t *testing.T, l *partitionLog, b []byte) (end int64, r *segment.Round) {
 	t.Helper()
 	h, _, _, err := fence.ParseHeader(b)
 	require.NoError(t, err)

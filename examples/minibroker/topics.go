@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/kafkatxn/kafkatxn/examples/minibroker/segment"
 	"github.com/kafkatxn/kafkatxn/fence"
 	"github.com/kafkatxn/kafkatxn/internal/fsx"
 	"github.com/kafkatxn/kafkatxn/markers"
@@ -228,7 +229,7 @@ func (ts *topics) create(name string, partitions int32, dryRun bool) (*topic, er
 	}
 	dir := filepath.Join(ts.dir, hex.EncodeToString(t.id[:]))
 	if ts.fsys != nil {
-		share(t.logs, newSegment(ts.fsys, filepath.Join(dir, recordsFile), ts.fsync))
+		share(t.logs, segment.New(ts.fsys, filepath.Join(dir, recordsFile), ts.fsync))
 		if err := ts.store(dir, t); err != nil {
 			// It may be there at the next start, and must not be made twice.
 			ts.failed = kafkaErrorf(kerr.KafkaStorageError, "topics can't be changed until the next start: %w", err)

@@ -1,4 +1,4 @@
-package minibroker
+package segment
 
 import (
 	"bytes"
@@ -16,20 +16,20 @@ import (
 )
 
 // put adds one entry and waits for it.
-func (j *segment) put(b string) error {
-	_, r, err := j.add([]byte(b))
+func (j *Segment) put(b string) error {
+	_, r, err := j.Add([]byte(b))
 	if err != nil {
 		return err
 	}
-	return j.wait(r)
+	return j.Wait(r)
 }
 
 // contents opens a segment and returns the rounds it holds.
-func contents(t testing.TB, fsys fsx.FS, name string, fsync bool) (*segment, []string, error) {
+func contents(t testing.TB, fsys fsx.FS, name string, fsync bool) (*Segment, []string, error) {
 	t.Helper()
 	var got []string
-	j, err := openSegment(fsys, name, fsync, func(_ int64, b []byte) error {
-		got = append(got, string(b))
+	j, err := Open(fsys, name, fsync, func(s Stored) error {
+		got = append(got, string(s.Payload))
 		return nil
 	})
 	return j, got, err
@@ -43,17 +43,17 @@ func TestASegmentHoldsWhatWasPutInIt(t *testing.T) {
 	for _, s := range []string{"one", "", "three"} {
 		require.NoError(t, j.put(s))
 	}
-	j.close()
-	require.ErrorIs(t, j.put("late"), errSegmentClosed)
+	j.Close()
+	require.ErrorIs(t, j.put("late"), ErrClosed)
 	j, got, err = contents(t, fsys, "j", true)
 	require.NoError(t, err)
 	require.Equal(t, []string{"one", "", "three"}, got)
 	require.NoError(t, j.put("four"))
-	j.close()
+	j.Close()
 	j, got, err = contents(t, fsys, "j", true)
 	require.NoError(t, err)
 	require.Len(t, got, 4)
-	j.close()
+	j.Close()
 }
 
 // While one round is being written, the callers that come meanwhile form the
@@ -74,19 +74,19 @@ func TestCallersShareASync(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { require.NoError(t, j.put("first")) })
 	<-held
-	var rounds []*round
+	var rounds []*Round
 	for i := range 50 {
-		_, r, err := j.add([]byte(fmt.Sprint(i)))
+		_, r, err := j.Add([]byte(fmt.Sprint(i)))
 		require.NoError(t, err)
 		rounds = append(rounds, r)
 	}
 	for _, r := range rounds {
-		wg.Go(func() { require.NoError(t, j.wait(r)) })
+		wg.Go(func() { require.NoError(t, j.Wait(r)) })
 	}
 	close(release)
 	wg.Wait()
 	require.EqualValues(t, 2, syncs.Load())
-	j.close()
+	j.Close()
 }
 
 // A crash can tear the last round and nothing else: what is left of it is cut
@@ -98,7 +98,7 @@ func TestATornTailIsCut(t *testing.T) {
 	require.NoError(t, j.put("whole"))
 	keep := j.tail
 	require.NoError(t, j.put("the last round"))
-	j.close()
+	j.Close()
 	full, err := fsys.ReadFile("j")
 	require.NoError(t, err)
 	for n := keep; n < int64(len(full)); n++ {
@@ -114,11 +114,11 @@ func TestATornTailIsCut(t *testing.T) {
 			require.NoError(t, err, "cut at %d", n)
 			require.Equal(t, []string{"whole"}, got)
 			require.NoError(t, j.put("again"))
-			j.close()
+			j.Close()
 			j, got, err = contents(t, fsys, "torn", true)
 			require.NoError(t, err)
 			require.Equal(t, []string{"whole", "again"}, got)
-			j.close()
+			j.Close()
 		}
 	}
 }
@@ -134,7 +134,7 @@ func TestDamageInTheMiddleIsRefused(t *testing.T) {
 		starts = append(starts, j.tail)
 		require.NoError(t, j.put(fmt.Sprint("round ", i)))
 	}
-	j.close()
+	j.Close()
 	full, err := fsys.ReadFile("j")
 	require.NoError(t, err)
 	for n := range starts[2] {
@@ -142,7 +142,7 @@ func TestDamageInTheMiddleIsRefused(t *testing.T) {
 		b[n] ^= 0x40
 		require.NoError(t, fsys.Replace("bad", b, 0o644))
 		_, _, err := contents(t, fsys, "bad", true)
-		var damage *damageError
+		var damage *DamageError
 		require.ErrorAs(t, err, &damage, "byte %d", n)
 		want := starts[0]
 		if n >= starts[1] {
@@ -166,15 +166,15 @@ func TestWithoutSyncsAHoleEndsTheFile(t *testing.T) {
 	hole := j.tail
 	require.NoError(t, j.put("two"))
 	require.NoError(t, j.put("three"))
-	j.close()
+	j.Close()
 	b, err := fsys.ReadFile("j")
 	require.NoError(t, err)
-	b[hole+roundHeader] ^= 1
+	b[hole+HeaderBytes] ^= 1
 	require.NoError(t, fsys.Replace("j", b, 0o644))
 	j, got, err := contents(t, fsys, "j", false)
 	require.NoError(t, err)
 	require.Equal(t, []string{"one"}, got)
-	j.close()
+	j.Close()
 }
 
 // A payload that holds a round's bytes is not taken for one: its position is
@@ -184,13 +184,13 @@ func TestARoundInsideAPayloadIsNotFound(t *testing.T) {
 	j, _, err := contents(t, fsys, "inner", true)
 	require.NoError(t, err)
 	require.NoError(t, j.put("x"))
-	j.close()
+	j.Close()
 	inner, err := fsys.ReadFile("inner")
 	require.NoError(t, err)
 	j, _, err = contents(t, fsys, "j", true)
 	require.NoError(t, err)
 	require.NoError(t, j.put(string(inner)+roundMagic))
-	j.close()
+	j.Close()
 	b, err := fsys.ReadFile("j")
 	require.NoError(t, err)
 	b[len(b)-1] ^= 1
@@ -198,7 +198,7 @@ func TestARoundInsideAPayloadIsNotFound(t *testing.T) {
 	j, got, err := contents(t, fsys, "j", true)
 	require.NoError(t, err)
 	require.Empty(t, got)
-	j.close()
+	j.Close()
 }
 
 // After a write or sync that failed nobody knows what is on the disk: nobody is
@@ -218,7 +218,7 @@ func TestAFailedWriteEndsTheSegment(t *testing.T) {
 				}
 				return nil
 			})
-			j := newSegment(fsys, "j", true)
+			j := New(fsys, "j", true)
 			if bad != fsx.OpOpenFile && bad != fsx.OpSyncDir {
 				require.NoError(t, j.put("good"))
 			}
@@ -228,7 +228,7 @@ func TestAFailedWriteEndsTheSegment(t *testing.T) {
 			before := writes.Load()
 			require.ErrorIs(t, j.put("after"), broken)
 			require.Equal(t, before, writes.Load())
-			j.close()
+			j.Close()
 		})
 	}
 }
@@ -238,7 +238,7 @@ func TestAFailedWriteEndsTheSegment(t *testing.T) {
 func TestAnyFileIsOpenedOrRefused(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		fsys := fsx.Mem()
-		j := newSegment(fsys, "j", true)
+		j := New(fsys, "j", true)
 		n := rapid.IntRange(0, 4).Draw(rt, "rounds")
 		var put []string
 		for i := range n {
@@ -247,7 +247,7 @@ func TestAnyFileIsOpenedOrRefused(t *testing.T) {
 				rt.Fatal(err)
 			}
 		}
-		j.close()
+		j.Close()
 		b, err := fsys.ReadFile("j")
 		if err != nil {
 			b = nil
@@ -263,7 +263,7 @@ func TestAnyFileIsOpenedOrRefused(t *testing.T) {
 		}
 		j, got, err := contents(t, fsys, "j", true)
 		if err != nil {
-			var damage *damageError
+			var damage *DamageError
 			if !errors.As(err, &damage) || damage.file != "j" {
 				rt.Fatal(err)
 			}
@@ -275,7 +275,7 @@ func TestAnyFileIsOpenedOrRefused(t *testing.T) {
 		if err := j.put("more"); err != nil {
 			rt.Fatal(err)
 		}
-		j.close()
+		j.Close()
 	})
 }
 
@@ -283,8 +283,8 @@ func TestASegmentThatIsNotThereIsEmpty(t *testing.T) {
 	fsys := fsx.Mem()
 	j, _, err := contents(t, fsys, "none", true)
 	require.NoError(t, err)
-	require.Error(t, j.readAt(make([]byte, 1), 0))
-	j.close()
+	require.Error(t, j.ReadAt(make([]byte, 1), 0))
+	j.Close()
 	_, err = fsys.ReadFile("none")
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
