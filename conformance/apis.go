@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"slices"
 	"sort"
 	"strings"
+	"sync"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
@@ -169,45 +171,110 @@ func (e *env) deniesNothing(ctx context.Context, scs []*Scenario) bool {
 }
 
 // learnEpoch finds the epoch of the broker's transaction coordinator, if the
-// scenarios write markers by hand, from the marker of a transaction of its own. A
-// broker that does not get that far is taken to be at 0, as Kafka was.
+// scenarios write markers by hand. In a cluster each transactional id has a
+// coordinator of its own, see epochOf.
 func (e *env) learnEpoch(ctx context.Context, scs []*Scenario) error {
 	if !slices.ContainsFunc(scs, func(sc *Scenario) bool {
 		return slices.ContainsFunc(sc.Steps, func(s *Step) bool { return s.Op == OpWriteMarkers })
 	}) {
 		return nil
 	}
+	e.epochs.mu.Lock()
+	defer e.epochs.mu.Unlock()
+	e.epochs.by = map[shards]int32{}
+	if e.o.Follow {
+		return nil
+	}
+	epoch, err := e.probeEpoch(ctx, fmt.Sprintf("%sprobe%d.", e.o.Prefix, e.epochs.next()))
+	e.epochs.by[shards{}] = epoch // of all
+	return err
+}
+
+// epochs are those of transaction coordinators, as far as they are known.
+type epochs struct {
+	mu     sync.Mutex
+	by     map[shards]int32
+	probes int // ids used to find them
+}
+
+func (e *epochs) next() int {
 	e.probes++
-	name := fmt.Sprintf("%sprobe%d.", e.o.Prefix, e.probes)
+	return e.probes
+}
+
+// shards is what makes two transactional ids have the same coordinator: the
+// partition of Kafka's __transaction_state, and the shard of brokers that go by
+// FNV. Both have 50.
+type shards struct{ java, fnv uint32 }
+
+func shardsOf(id string) shards {
+	h := fnv.New32a()
+	h.Write([]byte(id))
+	return shards{uint32(offsetsPartition(id)), h.Sum32() % 50}
+}
+
+// epochOf is the epoch that a transactional id's coordinator puts into markers.
+// Recorded ones are counted from it: on the Kafka that was recorded it was 0.
+// In a cluster it is learnt from another id with the same coordinator.
+func (e *env) epochOf(ctx context.Context, id string) (int32, error) {
+	e.epochs.mu.Lock()
+	defer e.epochs.mu.Unlock()
+	if !e.o.Follow {
+		return e.epochs.by[shards{}], nil
+	}
+	s := shardsOf(id)
+	if epoch, ok := e.epochs.by[s]; ok {
+		return epoch, nil
+	}
+	name, n := "", e.epochs.next()
+	for try := 0; name == "" || shardsOf(name+probeID) != s; try++ { // one in 2500 is
+		name = fmt.Sprintf("%sprobe%d.%d.", e.o.Prefix, n, try)
+	}
+	epoch, err := e.probeEpoch(ctx, name)
+	if err != nil {
+		return 0, err
+	}
+	if e.epochs.by == nil {
+		e.epochs.by = map[shards]int32{}
+	}
+	e.epochs.by[s] = epoch
+	return epoch, nil
+}
+
+const probeID = "tx"
+
+// probeEpoch runs a transaction and looks at the epoch in its marker. A broker
+// that does not get that far is taken to be at 0, as Kafka was.
+func (e *env) probeEpoch(ctx context.Context, name string) (int32, error) {
 	p := e.player(name, name)
 	defer p.close()
 	if err := p.createTopics(ctx, map[string]int{"d": 1}); err != nil {
-		return err
+		return 0, err
 	}
 	d := []TP{{Topic: "d"}}
 	for _, s := range []*Step{
-		{Op: OpInit, Version: 4, TxnID: "tx", Producer: "none", Epoch: -1, TimeoutMs: 60000},
-		{Op: OpAddPartitions, Version: 3, TxnID: "tx", Producer: "P1", Parts: d},
-		{Op: OpEnd, Version: 4, TxnID: "tx", Producer: "P1", Commit: true},
+		{Op: OpInit, Version: 4, TxnID: probeID, Producer: "none", Epoch: -1, TimeoutMs: 60000},
+		{Op: OpAddPartitions, Version: 3, TxnID: probeID, Producer: "P1", Parts: d},
+		{Op: OpEnd, Version: 4, TxnID: probeID, Producer: "P1", Commit: true},
 	} {
 		a, why, err := p.play(ctx, s)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		if why != "" || a.Err != "" {
-			return nil
+			return 0, nil
 		}
 	}
 	fp, _, err := p.fetchFrom(ctx, d[0], 0)
 	if err != nil {
-		return ctx.Err()
+		return 0, ctx.Err()
 	}
 	bs, err := batches(fp.RecordBatches)
 	if err != nil || len(bs) == 0 {
-		return nil
+		return 0, nil
 	}
 	if c, ok := controlOf(&bs[len(bs)-1]); ok && c.coordinator > 0 {
-		e.epoch.Store(c.coordinator)
+		return c.coordinator, nil
 	}
-	return nil
+	return 0, nil
 }

@@ -239,42 +239,69 @@ func TestTheStoryTellsOfBetween(t *testing.T) {
 }
 
 // Coordinator epochs in recorded markers are counted from that of the broker's
-// own coordinator, which a restart moves.
+// own coordinator, which a restart moves; in a cluster from that of the id's.
 func TestMarkersByHandFollowTheCoordinatorsEpoch(t *testing.T) {
-	epoch := int32(6)
-	var sent []int32
-	b := &scripted{}
-	b.on = map[int16]func(context.Context, kmsg.Request, kmsg.Response) error{
-		24: func(_ context.Context, req kmsg.Request, resp kmsg.Response) error {
-			t := req.(*kmsg.AddPartitionsToTxnRequest).Topics[0].Topic
-			x := resp.(*kmsg.AddPartitionsToTxnResponse)
-			x.Topics = append(x.Topics, kmsg.AddPartitionsToTxnResponseTopic{Topic: t, Partitions: []kmsg.AddPartitionsToTxnResponseTopicPartition{{}}})
-			return nil
-		},
-		27: func(_ context.Context, req kmsg.Request, resp kmsg.Response) error {
-			m := req.(*kmsg.WriteTxnMarkersRequest).Markers[0]
-			sent = append(sent, m.CoordinatorEpoch)
-			rm := kmsg.WriteTxnMarkersResponseMarker{ProducerID: m.ProducerID, Topics: []kmsg.WriteTxnMarkersResponseMarkerTopic{{
-				Topic: m.Topics[0].Topic, Partitions: []kmsg.WriteTxnMarkersResponseMarkerTopicPartition{{}}}}}
-			resp.(*kmsg.WriteTxnMarkersResponse).Markers = append(resp.(*kmsg.WriteTxnMarkersResponse).Markers, rm)
-			return nil
-		},
-		1: func(_ context.Context, req kmsg.Request, resp kmsg.Response) error {
-			o := &oracle{t: t, p: testEnv(t).player("", "")}
-			o.fetch(req.(*kmsg.FetchRequest), Answer{Batches: []string{"0+1 COMMIT(keyv0,valv0,len6) P1 e0 s-1 txn"}}, resp.(*kmsg.FetchResponse))
-			raw := resp.(*kmsg.FetchResponse).Topics[0].Partitions[0].RecordBatches
-			raw[len(raw)-2] = byte(epoch) // the value ends with it, then the count of headers
-			return nil
-		},
-	}
-	mark := func(e int32) *Step {
-		return &Step{Op: OpWriteMarkers, Version: 1, Producer: "P1", CoordinatorEpoch: e, Parts: shared0}
-	}
-	o := options(b, recording(t, []*Step{firstInit, mark(-1), mark(0), mark(4)}))
-	o.Between = func(context.Context) error { epoch = 9; return nil }
-	r, err := Check(t.Context(), "nowhere", o)
-	if err != nil || !r.OK() || !slices.Equal(sent, []int32{-1, 9, 13}) {
-		t.Errorf("%v: sent %v, want -1, which is none, then 0 and 4 counted from 9\n%+v", err, sent, r.Suites[0].Differences)
+	for _, follow := range []bool{false, true} {
+		epoch := int32(6)
+		of := func(string) int32 { return epoch }
+		if follow {
+			of = func(id string) int32 { return epoch*10 + int32(shardsOf(id).fnv) } // each slot has its own
+		}
+		type mark struct {
+			producer int64
+			epoch    int32
+		}
+		var ids []string // producer id i is that of ids[i]
+		var sent, want []mark
+		recorded := []int32{-1, -1, 0, 0, 4}
+		b := &scripted{}
+		b.on = map[int16]func(context.Context, kmsg.Request, kmsg.Response) error{
+			22: func(_ context.Context, req kmsg.Request, resp kmsg.Response) error {
+				ids = append(ids, *req.(*kmsg.InitProducerIDRequest).TransactionalID)
+				resp.(*kmsg.InitProducerIDResponse).ProducerID = int64(len(ids) - 1)
+				return nil
+			},
+			24: func(_ context.Context, req kmsg.Request, resp kmsg.Response) error {
+				t := req.(*kmsg.AddPartitionsToTxnRequest).Topics[0].Topic
+				x := resp.(*kmsg.AddPartitionsToTxnResponse)
+				x.Topics = append(x.Topics, kmsg.AddPartitionsToTxnResponseTopic{Topic: t, Partitions: []kmsg.AddPartitionsToTxnResponseTopicPartition{{}}})
+				return nil
+			},
+			27: func(_ context.Context, req kmsg.Request, resp kmsg.Response) error {
+				m := req.(*kmsg.WriteTxnMarkersRequest).Markers[0]
+				sent = append(sent, mark{m.ProducerID, m.CoordinatorEpoch})
+				e := recorded[len(want)]
+				if e >= 0 {
+					e += of(ids[m.ProducerID])
+				}
+				want = append(want, mark{m.ProducerID, e})
+				rm := kmsg.WriteTxnMarkersResponseMarker{ProducerID: m.ProducerID, Topics: []kmsg.WriteTxnMarkersResponseMarkerTopic{{
+					Topic: m.Topics[0].Topic, Partitions: []kmsg.WriteTxnMarkersResponseMarkerTopicPartition{{}}}}}
+				resp.(*kmsg.WriteTxnMarkersResponse).Markers = append(resp.(*kmsg.WriteTxnMarkersResponse).Markers, rm)
+				return nil
+			},
+			1: func(_ context.Context, req kmsg.Request, resp kmsg.Response) error {
+				o := &oracle{t: t, p: testEnv(t).player("", "")}
+				o.fetch(req.(*kmsg.FetchRequest), Answer{Batches: []string{"0+1 COMMIT(keyv0,valv0,len6) P1 e0 s-1 txn"}}, resp.(*kmsg.FetchResponse))
+				raw := resp.(*kmsg.FetchResponse).Topics[0].Partitions[0].RecordBatches
+				raw[len(raw)-2] = byte(of(ids[len(ids)-1])) // the value ends with it, then the count of headers
+				return nil
+			},
+		}
+		init := func(id, p string) *Step {
+			return &Step{Op: OpInit, Version: 4, TxnID: id, Producer: "none", Epoch: -1, TimeoutMs: 60000, Want: Answer{Producer: p, Epoch: ptr[int16](0)}}
+		}
+		steps := []*Step{init("tx1", "P1"), init("tx2", "P2")}
+		for i, e := range recorded {
+			steps = append(steps, &Step{Op: OpWriteMarkers, Version: 1, TxnID: "tx1", Producer: []string{"P1", "P2"}[i%2], CoordinatorEpoch: e, Parts: shared0})
+		}
+		o := options(b, recording(t, steps))
+		o.Follow = follow
+		o.Between = func(context.Context) error { epoch = 9; return nil }
+		r, err := Check(t.Context(), "nowhere", o)
+		if err != nil || !r.OK() || len(sent) != len(recorded) || !slices.Equal(sent, want) {
+			t.Errorf("follow %v: %v: sent %v, want %v\n%+v", follow, err, sent, want, r.Suites[0].Differences)
+		}
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -42,14 +41,9 @@ type env struct {
 	limits  *limits
 	apis    apis
 	notes   []string
-	epoch   atomic.Int32  // of the broker's transaction coordinator, see coordinatorEpoch
-	probes  int           // names of probes used; one goroutine at a time
+	epochs  epochs
 	aclWait time.Duration // for an access rule to hold, where the broker cannot be asked
 }
-
-// coordinatorEpoch is the epoch that the broker's own coordinator puts into
-// markers. Recorded ones are counted from it: on the Kafka that was recorded it was 0.
-func (e *env) coordinatorEpoch() int32 { return e.epoch.Load() }
 
 var sharedTopics = map[string]int{"shared": 3, "other": 1}
 

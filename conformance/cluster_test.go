@@ -82,7 +82,7 @@ func TestRequestsGoToWhoAnswersForThem(t *testing.T) {
 		{&Step{Op: OpProduce, Version: 9, Producer: "P1", Records: 1, Parts: d(1)}, "", "Produce"},
 		{&Step{Op: OpFetch, Parts: d(1)}, "", "Fetch"},
 		{&Step{Op: OpFetch, Parts: d(0)}, "Fetch", ""},
-		{&Step{Op: OpWriteMarkers, Version: 1, Producer: "P1", Parts: d(1)}, "", "WriteTxnMarkers"},
+		{&Step{Op: OpWriteMarkers, Version: 1, Producer: "P1", CoordinatorEpoch: -1, Parts: d(1)}, "", "WriteTxnMarkers"},
 		{&Step{Op: OpDescribeTxns, TxnID: "tx1"}, "DescribeTransactions", ""},
 		{&Step{Op: OpListTxns}, "ListTransactions", "ListTransactions"},
 		{&Step{Op: OpDescribeProducers, Parts: d(0, 1)}, "DescribeProducers", "DescribeProducers"},

@@ -118,6 +118,7 @@ func (p *player) init(ctx context.Context, s *Step) (Answer, error) {
 	a := Answer{Err: errName(x.ErrorCode)}
 	if a.Err == "" {
 		a.Producer, a.Epoch = p.sym(x.ProducerID), ptr(x.ProducerEpoch)
+		p.holders[a.Producer] = s.TxnID
 	}
 	return a, nil
 }
@@ -338,7 +339,11 @@ func (p *player) writeMarkers(ctx context.Context, s *Step) (Answer, error) {
 	m := kmsg.NewWriteTxnMarkersRequestMarker()
 	m.ProducerID, m.ProducerEpoch, m.Committed, m.CoordinatorEpoch = p.pid(s.Producer), s.Epoch, s.Commit, s.CoordinatorEpoch
 	if m.CoordinatorEpoch >= 0 {
-		m.CoordinatorEpoch += p.e.coordinatorEpoch()
+		base, err := p.e.epochOf(ctx, p.holder(s))
+		if err != nil {
+			return Answer{}, err
+		}
+		m.CoordinatorEpoch += base
 	}
 	m.TransactionVersion = s.TransactionVersion
 	names, by := byTopic(s.Parts)

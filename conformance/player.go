@@ -21,6 +21,7 @@ type player struct {
 	tprefix string           // of topics
 	pids    map[string]int64 // symbol -> the broker's id
 	syms    map[int64]string
+	holders map[string]string     // symbol -> the transactional id that it was given to
 	unknown int64                 // a producer id that nobody holds, the scenario's own
 	seen    map[string]bool       // transactional ids named so far
 	stuck   bool                  // a transaction stays in Prepare whatever time it is given
@@ -40,7 +41,7 @@ func (e *env) player(prefix, tprefix string) *player {
 	h.Write([]byte(prefix))
 	return &player{
 		e: e, c: newCluster(e.addr, e.o.Dial, e.o.Follow, e.limits), prefix: prefix, tprefix: tprefix,
-		pids: map[string]int64{}, syms: map[int64]string{},
+		pids: map[string]int64{}, syms: map[int64]string{}, holders: map[string]string{},
 		// Above what brokers hand out: Kafka counts from 0, others put a broker's number above bit 40.
 		unknown: 1<<60 + int64(h.Sum64()&(1<<50-1))<<1,
 		seen:    map[string]bool{}, members: map[string]string{}, joined: map[string]membership{}, genBy: map[string]int32{},
@@ -95,6 +96,14 @@ func (p *player) pid(s string) int64 {
 		return id
 	}
 	return p.unknown + 1 // the broker never handed this one out
+}
+
+// holder is the transactional id of a step's producer.
+func (p *player) holder(s *Step) string {
+	if id, ok := p.holders[s.Producer]; ok {
+		return p.name(id)
+	}
+	return p.txnID(s)
 }
 
 func (p *player) member(s string) string {

@@ -2,6 +2,7 @@ package main_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"flag"
@@ -12,6 +13,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -109,36 +112,76 @@ func killRun(t *testing.T, exe, version, store string) {
 // process is a broker of its own process.
 type process struct {
 	exe, dir, addr string
-	args           []string
+	level          string // of its log; "" is error
+	args, env      []string
 	cmd            *exec.Cmd
+	stderr         output
+}
+
+// output is what a process has said, over all its starts.
+type output struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
 }
 
 func (p *process) start(t *testing.T) {
 	t.Helper()
-	args := append([]string{"-listen", p.addr, "-log", "error"}, p.args...)
+	require.NoError(t, p.launch())
+}
+
+// launch starts it, and returns when it accepts connections.
+func (p *process) launch() error {
+	args := append([]string{"-listen", p.addr, "-log", cmp.Or(p.level, "error")}, p.args...)
 	if p.dir != "" {
 		args = append(args, "-data", p.dir)
 	}
 	cmd := exec.Command(p.exe, args...)
+	cmd.Env = append(os.Environ(), p.env...)
 	stdout, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	var log strings.Builder
-	cmd.Stderr = &log
-	require.NoError(t, cmd.Start())
+	if err != nil {
+		return err
+	}
+	cmd.Stderr = &p.stderr
+	if err := cmd.Start(); err != nil {
+		return err
+	}
 	p.cmd = cmd
+	defer time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() }).Stop()
 	lines := bufio.NewScanner(stdout)
 	for lines.Scan() {
 		if strings.Contains(lines.Text(), "listening on") {
-			return
+			return nil
 		}
 	}
-	_ = cmd.Wait()
-	t.Fatalf("the broker does not start: %s", log.String())
+	return fmt.Errorf("the broker does not start: %v: %s", cmd.Wait(), &p.stderr)
 }
 
 func (p *process) kill() {
-	_ = p.cmd.Process.Kill() // SIGKILL
-	_ = p.cmd.Wait()
+	if p.cmd != nil {
+		_ = p.cmd.Process.Kill() // SIGKILL
+		_ = p.cmd.Wait()
+	}
+}
+
+// dismiss lets it stop by itself.
+func (p *process) dismiss() error {
+	defer time.AfterFunc(time.Minute, func() { _ = p.cmd.Process.Kill() }).Stop()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	return p.cmd.Wait()
 }
 
 // freeAddr is an address below the ports that a system takes for connections of
@@ -162,16 +205,24 @@ func prepared(t *testing.T, dir string) (n int) {
 	files, err := filepath.Glob(filepath.Join(dir, "txn_state", "slot-*.json"))
 	require.NoError(t, err)
 	for _, f := range files {
-		b, err := os.ReadFile(f)
-		require.NoError(t, err)
-		var slot map[string]struct{ State string }
-		if json.Unmarshal(b, &slot) != nil {
-			continue // the copy for people; the next start does not read it
-		}
-		for _, r := range slot {
-			if strings.HasPrefix(r.State, "Prepare") {
-				n++
-			}
+		n += preparedInSlot(f)
+	}
+	return n
+}
+
+// preparedInSlot goes by the copy of a slot for people, which may be absent.
+func preparedInSlot(file string) (n int) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return 0
+	}
+	var slot map[string]struct{ State string }
+	if json.Unmarshal(b, &slot) != nil {
+		return 0
+	}
+	for _, r := range slot {
+		if strings.HasPrefix(r.State, "Prepare") {
+			n++
 		}
 	}
 	return n

@@ -39,7 +39,7 @@ type clients struct {
 	opts  []kgo.Opt
 	history
 
-	inFlight, copied, fenced atomic.Int32
+	inFlight, commits, copied, fenced atomic.Int32
 	// Ends of transactions that kept the producer epoch (protocol 1), and that
 	// bumped it (protocol 2).
 	kept, bumped atomic.Int32
@@ -175,6 +175,9 @@ func (c *clients) transaction(ctx context.Context, cl *kgo.Client, name string, 
 		c.bumped.Add(1)
 	}
 	c.note(func() { o.told = told })
+	if told == "commit" {
+		c.commits.Add(1)
+	}
 	return true
 }
 
@@ -315,6 +318,21 @@ func (c *clients) settled(ctx context.Context, adm *kadm.Client, topics ...strin
 			left = append(left, fmt.Sprintf("%s: %v", s.TxnID, s.Err))
 		} else if s.State == "Ongoing" || strings.HasPrefix(s.State, "Prepare") {
 			left = append(left, fmt.Sprintf("%s is %s, of %v (I12)", s.TxnID, s.State, s.Topics))
+		}
+	}
+	return strings.Join(left, "; ")
+}
+
+// behind says how far the group of copiers is from the end of what there is.
+func (c *clients) behind(ctx context.Context, adm *kadm.Client, in contents) string {
+	at, err := adm.FetchOffsets(ctx, copyGroup)
+	if err = errors.Join(err, at.Error()); err != nil {
+		return err.Error()
+	}
+	var left []string
+	for p, rs := range in.committed {
+		if o, ok := at.Lookup("txns", p); len(rs) > 0 && (!ok || o.At <= rs[len(rs)-1].offset) {
+			left = append(left, fmt.Sprintf("the group is at %d of txns/%d, and %d is committed there", o.At, p, rs[len(rs)-1].offset))
 		}
 	}
 	return strings.Join(left, "; ")
