@@ -92,7 +92,10 @@ type Lease struct {
 	notice  chan struct{} // the same for held
 }
 
-var _ txnstate.Ownership = (*Lease)(nil)
+var (
+	_ txnstate.Ownership        = (*Lease)(nil)
+	_ txnstate.OwnershipChecker = (*Lease)(nil)
+)
 
 // New checks the configuration. It starts nothing and touches no file: what is
 // wrong with the files is tried again by Run, so that a broker may start before
@@ -237,7 +240,7 @@ func (l *Lease) Watch(ctx context.Context, acquired, lost func(slot int, epoch i
 	}
 }
 
-// Still looks at the volume whether nobody has claimed a slot after this broker
+// Still implements txnstate.OwnershipChecker. It looks at the volume whether nobody has claimed a slot after this broker
 // did so at an epoch. False is final: the slot is lost at that epoch. An error
 // means that nobody knows. True was so at some moment of the call: whatever was
 // read before it was read while the slot was owned.

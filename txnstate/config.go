@@ -56,8 +56,28 @@ type Ownership interface {
 	// repeated and out of order; of one slot the highest epoch counts, and at the
 	// same epoch lost is final. The functions return quickly and may be called
 	// concurrently. Until acquired is called for a slot, this process does not
-	// own it.
+	// own it. Where the notices can be late, see OwnershipChecker.
 	Watch(ctx context.Context, acquired, lost func(slot int, epoch int32)) error
+}
+
+// OwnershipChecker is an optional ability of an Ownership whose notices can be
+// late: a look at what decides who owns a slot. The coordinator asks after it has
+// read a record and before it gives an answer that writes nothing: a partition that
+// is in the transaction already, a verification, an EndTxn come again, a refusal,
+// Describe and List. A process that was stopped in between and woke up would
+// otherwise say "verified" of a transaction that its successor has ended. It asks
+// too when it has stored a decision: a successor that had taken over before may not
+// have seen it, and the caller has to be sent there.
+//
+// Data needs no such question: the store refuses what comes too late.
+type OwnershipChecker interface {
+	// Still reports whether nobody has become the owner of a slot after this
+	// process did so at an epoch. True was so at some moment of the call. False is
+	// final, and counts as the notice of the loss. An error means that nobody
+	// knows: the caller is answered COORDINATOR_NOT_AVAILABLE, and the slot stays.
+	// It may be called concurrently, and with the turn of an id held: it must not
+	// call the coordinator.
+	Still(ctx context.Context, slot int, epoch int32) (bool, error)
 }
 
 // Limits bound what clients can make the coordinator keep. A negative number is

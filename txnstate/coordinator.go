@@ -24,9 +24,10 @@ type Coordinator struct {
 	life  lifetime
 	locks idLocks
 	under completions
-	now   LaterNow  // the store's ability, or nil
-	calls sync.Pool // of *call
-	waits sync.Pool // of *time.Timer
+	now   LaterNow         // the store's ability, or nil
+	check OwnershipChecker // the ownership's ability, or nil
+	calls sync.Pool        // of *call
+	waits sync.Pool        // of *time.Timer
 
 	slots [Slots]slot
 	ids   atomic.Int64 // records in the slots owned
@@ -42,6 +43,7 @@ func New(cfg Config) (*Coordinator, error) {
 	}
 	c := &Coordinator{cfg: cfg.withDefaults(), ready: make(chan struct{})}
 	c.now, _ = cfg.Store.(LaterNow)
+	c.check, _ = cfg.Ownership.(OwnershipChecker)
 	for i := range c.slots {
 		c.slots[i].epoch = -1
 	}
@@ -274,6 +276,14 @@ func (c *Coordinator) apply(run context.Context, h uint32, id string, ev Event, 
 		}
 		d, err := Step(rec, ev, at)
 		r := result{Decision: d, from: rec}
+		if errors.Is(err, ErrNeedProducerID) {
+			return r, err
+		}
+		if err != nil || d.Write == WriteNone {
+			if err := c.still(run, h, id, epoch); err != nil {
+				return result{from: rec}, err
+			}
+		}
 		if rec.State.Decided() && (err != nil || d.Write == WriteNone) {
 			// Somebody waits for the completion: it is seen to here too, in case
 			// the decision was stored by a write whose answer nobody got (I11).
@@ -309,6 +319,16 @@ func (c *Coordinator) apply(run context.Context, h uint32, id string, ev Event, 
 		}
 		if p, now := c.slots[h%Slots].state(); p == away || now != epoch {
 			return c.outlived(r, p, now)
+		}
+		if r.Effects.Markers {
+			switch err := c.still(run, h, id, epoch); {
+			case errors.Is(err, ErrNotCoordinator):
+				p, now := c.slots[h%Slots].state()
+				return c.outlived(r, p, now)
+			case err != nil:
+				c.written(&r, epoch)
+				return r, err // it is carried out, and the caller comes again
+			}
 		}
 		c.written(&r, epoch)
 		return r, nil

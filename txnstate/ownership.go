@@ -115,6 +115,30 @@ func (c *Coordinator) lost(i int, epoch int32) {
 	c.forget(i, epoch)
 }
 
+// still is nil where the slot of an id is this process's for sure, or where
+// nobody can be asked. What was read before the call was read by its owner then.
+func (c *Coordinator) still(ctx context.Context, h uint32, id string, epoch int32) error {
+	if c.check == nil {
+		return nil
+	}
+	return c.ask(ctx, int(h%Slots), id, epoch)
+}
+
+func (c *Coordinator) ask(ctx context.Context, i int, id string, epoch int32) error {
+	ok, err := c.check.Still(ctx, i, epoch)
+	switch {
+	case err != nil:
+		return CodeCoordinatorNotAvailable.Errorf(id, "nobody knows whether slot %d is still owned here: %w", i, err)
+	case ok:
+		return nil
+	}
+	if c.slots[i].leave(epoch, &c.ids) {
+		// The turn of the id may be held, and a hook of the host's be called.
+		c.life.spawn(func(context.Context) { c.forget(i, epoch) })
+	}
+	return CodeNotCoordinator.Errorf(id, "slot %d was lost, and nobody had said so", i)
+}
+
 func (c *Coordinator) forget(i int, epoch int32) {
 	c.under.drop(i, epoch)
 	c.cfg.Dispatcher.Cancel(i, epoch)

@@ -2,6 +2,7 @@ package txnstate
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"math"
 	"time"
@@ -121,6 +122,9 @@ func (c *Coordinator) verify(run, ctx context.Context, txnID string, ev Verify) 
 		c.locks.unlock(h, txnID)
 	} else if r.from, err = c.load(load, txnID); err == nil {
 		r.Decision, err = Step(r.from, ev, c.cfg.Now())
+		if lost := c.still(load, h, txnID, epoch); lost != nil {
+			r.Decision, err = Decision{}, lost
+		}
 	}
 	c.perform(run, txnID, ev, r, err)
 	return r.Missing, err
@@ -207,11 +211,15 @@ func (c *Coordinator) Describe(ctx context.Context, txnID string) (Record, error
 	if err := notEmpty(txnID); err != nil {
 		return Record{}, err
 	}
-	if _, err := c.owned(txnID); err != nil {
+	epoch, err := c.owned(txnID)
+	if err != nil {
 		return Record{}, err
 	}
 	rec, err := c.load(ctx, txnID)
 	if err != nil {
+		return Record{}, err
+	}
+	if err := c.still(ctx, hash32(txnID), txnID, epoch); err != nil {
 		return Record{}, err
 	}
 	if !rec.Known() {
@@ -229,10 +237,11 @@ func (c *Coordinator) Describe(ctx context.Context, txnID string) (Record, error
 func (c *Coordinator) List(ctx context.Context) iter.Seq2[Record, error] {
 	return func(yield func(Record, error) bool) {
 		var mine []int
+		var epochs [Slots]int32
 		for i := range c.slots {
-			switch p, _ := c.slots[i].state(); p {
+			switch p, epoch := c.slots[i].state(); p {
 			case serving:
-				mine = append(mine, i)
+				mine, epochs[i] = append(mine, i), epoch
 			case loading:
 				yield(Record{}, CodeCoordinatorLoading.Errorf("", "slot %d is being loaded", i))
 				return
@@ -242,13 +251,45 @@ func (c *Coordinator) List(ctx context.Context) iter.Seq2[Record, error] {
 			}
 		}
 		for _, i := range mine {
-			for rec, err := range c.cfg.Store.Slot(ctx, i) {
+			visit := c.cfg.Store.Slot(ctx, i)
+			if c.check != nil {
+				visit = c.checked(ctx, visit, i, epochs[i])
+			}
+			for rec, err := range visit {
 				if err != nil && rec.TxnID != "" {
 					continue // damaged: reported when it was loaded
 				}
 				if !yield(rec, err) || err != nil {
 					return
 				}
+			}
+		}
+	}
+}
+
+// checked is a visit of a slot that shows nothing before all is read, and nothing
+// where the slot was lost meanwhile: then its next owner lists it.
+func (c *Coordinator) checked(ctx context.Context, visit iter.Seq2[Record, error], i int, epoch int32) iter.Seq2[Record, error] {
+	return func(yield func(Record, error) bool) {
+		var recs []Record
+		for rec, err := range visit {
+			if err != nil && rec.TxnID == "" {
+				yield(rec, err)
+				return
+			}
+			if err == nil {
+				recs = append(recs, rec)
+			}
+		}
+		if err := c.ask(ctx, i, "", epoch); err != nil {
+			if !errors.Is(err, ErrNotCoordinator) {
+				yield(Record{}, err)
+			}
+			return
+		}
+		for _, rec := range recs {
+			if !yield(rec, nil) {
+				return
 			}
 		}
 	}
