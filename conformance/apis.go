@@ -248,7 +248,7 @@ const probeID = "tx"
 func (e *env) probeEpoch(ctx context.Context, name string) (int32, error) {
 	p := e.player(name, name)
 	defer p.close()
-	if err := p.createTopics(ctx, map[string]int{"d": 1}); err != nil {
+	if err := p.patiently(ctx, func() error { return p.createTopics(ctx, map[string]int{"d": 1}) }); err != nil {
 		return 0, err
 	}
 	d := []TP{{Topic: "d"}}
@@ -265,8 +265,11 @@ func (e *env) probeEpoch(ctx context.Context, name string) (int32, error) {
 			return 0, nil
 		}
 	}
-	fp, _, err := p.fetchFrom(ctx, d[0], 0)
-	if err != nil {
+	var fp kmsg.FetchResponseTopicPartition
+	if err := p.patiently(ctx, func() (err error) {
+		fp, _, err = p.fetchFrom(ctx, d[0], 0)
+		return err
+	}); err != nil {
 		return 0, ctx.Err()
 	}
 	bs, err := batches(fp.RecordBatches)

@@ -89,7 +89,7 @@ func (e *env) interrupted(ctx context.Context, oneByOne bool, runs []*replay) er
 				return nil
 			}
 			if e.o.mayForget(Membership) {
-				if err := r.p.rejoin(ctx); err != nil {
+				if err := r.p.patiently(ctx, func() error { return r.p.rejoin(ctx) }); err != nil {
 					return r.lost(err)
 				}
 			}

@@ -3,10 +3,13 @@ package conformance
 import (
 	"context"
 	"fmt"
+	"io"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
@@ -114,6 +117,51 @@ func TestAClusterIsReplayed(t *testing.T) {
 	r, err := Check(t.Context(), "n1:9092", o)
 	if err != nil || !r.OK() {
 		t.Errorf("%v: %+v", err, r.Suites)
+	}
+}
+
+// A broker that dies takes an answer with it. The request is sent again if that is
+// wanted, and a scenario counts then only if it agrees: both may have been carried out.
+func TestRequestsAreSentAgain(t *testing.T) {
+	end := func(want string) *Step {
+		return &Step{Op: OpEnd, Version: 3, TxnID: "tx1", Producer: "P1", Commit: true, Want: Answer{Err: want}}
+	}
+	for _, c := range []struct {
+		name                    string
+		resend                  bool
+		answers                 []int16 // to EndTxn; -1 is none
+		want                    string
+		agree, differs, resents int
+	}{
+		{"no", false, []int16{-1, 0}, "", 0, 1, 0},
+		{"yes", true, []int16{-1, -1, 0}, "", 1, 0, 0},
+		{"the second differs", true, []int16{-1, kerr.InvalidTxnState.Code}, "", 0, 0, 1},
+		{"a difference without that", true, []int16{kerr.InvalidTxnState.Code}, "", 0, 1, 0},
+		{"perhaps carried out", true, []int16{kerr.CoordinatorNotAvailable.Code, kerr.InvalidTxnState.Code}, "", 0, 0, 1},
+		{"not carried out", true, []int16{kerr.NotCoordinator.Code, kerr.InvalidTxnState.Code}, "", 0, 1, 0},
+	} {
+		b := &scripted{}
+		b.on = map[int16]func(context.Context, kmsg.Request, kmsg.Response) error{
+			26: func(_ context.Context, _ kmsg.Request, resp kmsg.Response) error {
+				a := c.answers[0]
+				c.answers = c.answers[1:]
+				if a == -1 {
+					return io.EOF
+				}
+				resp.(*kmsg.EndTxnResponse).ErrorCode = a
+				return nil
+			},
+		}
+		o := options(b, recording(t, []*Step{firstInit, end(c.want)}))
+		o.Resend, o.Patience = c.resend, time.Minute
+		r, err := Check(t.Context(), "nowhere", o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := r.Suites[0]
+		if s.Agree != c.agree || len(s.Differences) != c.differs || s.Resent != c.resents || s.Replayed != c.agree+c.differs {
+			t.Errorf("%s: %+v", c.name, s)
+		}
 	}
 }
 

@@ -83,6 +83,12 @@ type Options struct {
 	// remember.
 	Between   func(ctx context.Context) error
 	MayForget []Fact
+	// Resend sends a request again, as clients do, where no connection could be
+	// made or no answer came: for clusters whose brokers die meanwhile. It may have
+	// been carried out twice then, as it may where a broker answered that it is not
+	// the leader or that the coordinator is not available. A scenario that differs
+	// after that is not counted, see SuiteReport.Resent.
+	Resend bool
 
 	// Logger hears of progress; nil is silent.
 	Logger *slog.Logger

@@ -25,6 +25,7 @@ type player struct {
 	unknown int64                 // a producer id that nobody holds, the scenario's own
 	seen    map[string]bool       // transactional ids named so far
 	stuck   bool                  // a transaction stays in Prepare whatever time it is given
+	resent  bool                  // a request may have been carried out twice
 	members map[string]string     // symbol -> the member id that the broker gave
 	joined  map[string]membership // group -> the membership that a join of this scenario gave
 	genBy   map[string]int32      // group -> how far its generations lie above the recorded ones
@@ -160,6 +161,28 @@ func (a Answer) transient() bool {
 	return false
 }
 
+// leavesOpen tells of transient answers to requests that may have been carried out.
+func (a Answer) leavesOpen() bool {
+	open := func(name string) bool {
+		switch name {
+		case "COORDINATOR_NOT_AVAILABLE", "NOT_ENOUGH_REPLICAS", "NOT_LEADER_FOR_PARTITION", "NOT_LEADER_OR_FOLLOWER":
+			return true
+		}
+		return false
+	}
+	for _, e := range a.Parts {
+		if open(e) {
+			return true
+		}
+	}
+	for _, x := range a.Txns {
+		if x.leavesOpen() {
+			return true
+		}
+	}
+	return open(a.Err)
+}
+
 // play sends one step until the answer is settled. An error is the end of ctx, or
 // the loss of the broker (errUnreachable); what else goes wrong is an Answer, with
 // why in words.
@@ -180,6 +203,9 @@ func (p *player) play(ctx context.Context, s *Step) (a Answer, why string, err e
 		case err == nil:
 		case ctx.Err() != nil:
 			return Answer{}, "", ctx.Err()
+		case p.again(ctx, err, start):
+			p.resent = true
+			continue
 		case errors.Is(err, errUnreachable):
 			return Answer{}, "", err
 		case errors.Is(err, errDecode):
@@ -196,6 +222,7 @@ func (p *player) play(ctx context.Context, s *Step) (a Answer, why string, err e
 		if !a.transient() || time.Since(start) > patience {
 			break
 		}
+		p.resent = p.resent || a.leavesOpen()
 		p.c.forget() // a moved coordinator or leader is looked up again
 		if err := pause(ctx, 4*time.Millisecond); err != nil {
 			return Answer{}, "", err
@@ -208,6 +235,22 @@ func (p *player) play(ctx context.Context, s *Step) (a Answer, why string, err e
 		return a, "", p.settle(ctx)
 	}
 	return a, "", nil
+}
+
+// again reports whether a request that failed is to be sent again, and waits for
+// a moment.
+func (p *player) again(ctx context.Context, err error, since time.Time) bool {
+	return p.e.o.Resend && !errors.Is(err, errDecode) && !errors.Is(err, errShort) &&
+		time.Since(since) < p.e.o.Patience && pause(ctx, 20*time.Millisecond) == nil
+}
+
+// patiently repeats what does no harm when it is repeated.
+func (p *player) patiently(ctx context.Context, f func() error) error {
+	for since := time.Now(); ; {
+		if err := f(); err == nil || ctx.Err() != nil || !p.again(ctx, err, since) {
+			return err
+		}
+	}
 }
 
 // age bumps an id's producer epoch by InitProducerId with the current identity.
@@ -269,12 +312,15 @@ func (p *player) settle(ctx context.Context) error {
 		req := kmsg.NewPtrDescribeTransactionsRequest()
 		req.TransactionalIDs = ids
 		x, err := do[*kmsg.DescribeTransactionsResponse](ctx, p.c, req)
+		if err != nil && ctx.Err() == nil && p.again(ctx, err, start) {
+			continue
+		}
 		if err != nil {
 			return ctx.Err()
 		}
 		busy := false
 		for _, st := range x.TransactionStates {
-			busy = busy || strings.HasPrefix(st.State, "Prepare")
+			busy = busy || strings.HasPrefix(st.State, "Prepare") || p.e.o.Resend && transient(errName(st.ErrorCode))
 		}
 		if !busy {
 			p.stuck = false

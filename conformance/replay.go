@@ -86,7 +86,7 @@ func (r *replay) begin(ctx context.Context) error {
 	}
 	r.p = r.e.player(prefix, tprefix)
 	r.begun, r.since = true, time.Now()
-	if err := r.p.createTopics(ctx, r.sc.Topics); err != nil {
+	if err := r.p.patiently(ctx, func() error { return r.p.createTopics(ctx, r.sc.Topics) }); err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -126,7 +126,11 @@ func (r *replay) pickPrefix(ctx context.Context) (string, error) {
 		}
 		at := map[string]bool{}
 		for _, id := range together {
-			a, err := p.c.coordinator(ctx, coordTxn, prefix+id)
+			var a string
+			err := p.patiently(ctx, func() (err error) {
+				a, err = p.c.coordinator(ctx, coordTxn, prefix+id)
+				return err
+			})
 			if err != nil {
 				return prefix, ctx.Err() // the scenario will show what is wrong
 			}

@@ -26,6 +26,7 @@ type SuiteReport struct {
 	Steps       int          `json:"steps"`             // of the scenarios replayed
 	StepsAgree  int          `json:"stepsAgree"`        // answers before the first difference of each
 	Unfinished  int          `json:"unfinished,omitempty"`
+	Resent      int          `json:"resent,omitempty"`      // scenarios left out of all counts: they differ after a request that had to be sent again
 	Interrupted int          `json:"interrupted,omitempty"` // scenarios that Options.Between came in the middle of
 	Kinds       []Kind       `json:"kinds,omitempty"`       // most frequent first
 	Differences []Difference `json:"differences,omitempty"` // the first of each scenario, in the recording's order
@@ -59,6 +60,10 @@ type Difference struct {
 }
 
 func (s *SuiteReport) add(r *replay) {
+	if r.diff != nil && r.p != nil && r.p.resent {
+		s.Resent++
+		return
+	}
 	s.Replayed++
 	s.Steps += len(r.sc.Steps)
 	s.StepsAgree += r.next
@@ -200,6 +205,9 @@ func (s SuiteReport) write(b *strings.Builder, name string, show int) {
 		name, s.Agree, s.Replayed, percent(s.Agree, s.Replayed), s.StepsAgree, s.Steps, s.Source)
 	if s.Unfinished > 0 {
 		fmt.Fprintf(b, "    %d scenarios were not finished\n", s.Unfinished)
+	}
+	if s.Resent > 0 {
+		fmt.Fprintf(b, "    %d more scenarios are not counted: they differ after a request that had to be sent again\n", s.Resent)
 	}
 	for _, m := range s.Missing {
 		fmt.Fprintf(b, "    %s\n", m)

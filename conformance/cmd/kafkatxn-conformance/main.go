@@ -48,6 +48,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		show    = fs.Int("show", 5, "tell this many differences of each suite in full")
 		asJSON  = fs.Bool("json", false, "write the report as JSON")
 		follow  = fs.Bool("follow", false, "send each request to its coordinator or leader, for several brokers")
+		resend  = fs.Bool("resend", false, "send a request again that gets no answer; what differs after that is not counted")
 		prefix  = fs.String("prefix", "", "start the names of topics, groups and transactional ids with this, instead of something new")
 		patient = fs.Duration("patience", 0, "how long an answer like CONCURRENT_TRANSACTIONS, or the Prepare state of a transaction, may last before it counts; 0 is 8s")
 		limit   = fs.Duration("limit", 2*time.Hour, "give up after this time")
@@ -73,7 +74,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return printSuites(stdout)
 	}
 	o := conformance.Options{
-		Suites: split(*suites), Exclude: split(*exclude), Scenarios: *n, Parallel: *par, Prefix: *prefix, Follow: *follow, Patience: *patient,
+		Suites: split(*suites), Exclude: split(*exclude), Scenarios: *n, Parallel: *par, Prefix: *prefix, Follow: *follow, Resend: *resend, Patience: *patient,
 	}
 	for _, f := range split(*forget) {
 		o.MayForget = append(o.MayForget, conformance.Fact(f))
