@@ -37,6 +37,23 @@ func (m *Manager) Verify(group string, pr txnstate.Producer, mode fence.Mode) (g
 	return g, ask, nil
 }
 
+// VerifyProduce is what Verify is, for a batch that a client wants to have in a
+// partition of __consumer_offsets. It will not be taken, but Kafka verifies it, or
+// adds it to its transaction, before it looks at the topic.
+func (m *Manager) VerifyProduce(partition int32, b fence.Batch, mode fence.Mode) (ask bool, err error) {
+	p, err := m.at(partition)
+	if err != nil {
+		return false, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.refusal(); err != nil {
+		return false, MarkerAnswer(err).Errorf("", "offsets partition %d: %w", partition, err)
+	}
+	_, ask, err = p.st.fence.Verify(b, mode, m.cfg.Now().UnixMilli())
+	return ask, err
+}
+
 // Answer is what a TxnOffsetCommit of this version is answered with on all
 // partitions, where verification or the append failed with c (§7.1 of Kafka's
 // GroupCoordinatorService.commitTransactionalOffsets). There is no server-side

@@ -78,6 +78,23 @@ func TestWriteTxnMarkers(t *testing.T) {
 	if len(l.batches) != 1 {
 		t.Fatalf("%d batches", len(l.batches))
 	}
+	// 3a: what stands before the marker that fails is written all the same.
+	end := func(partition int32) int {
+		l, _ := h.log("a", partition)
+		return len(l.batches)
+	}
+	before := [3]int{end(0), end(1), end(2)}
+	req = addMarker(addMarker(addMarker(markRequest(1), p, true, 5, 0, a(0)), producer{77, -1}, true, 5, 0, markTo{"__consumer_offsets", []int32{1}}, a(1)), p, true, 5, 0, a(2))
+	wantCodes(t, "3a: in their order; of a producer id, the last is answered", mark(req), -1)
+	if end(0) != before[0]+1 || end(1) != before[1] || end(2) != before[2] {
+		t.Errorf("batches %d %d %d, before %v", end(0), end(1), end(2), before)
+	}
+	wantCodes(t, "a group's partition refuses it alone", mark(addMarker(addMarker(markRequest(1), producer{-1, 0}, true, 5, 0, markTo{"__consumer_offsets", []int32{1}}), p, true, 5, 0, a(0))), -1, 0)
+	r = do[*kmsg.WriteTxnMarkersResponse](t, h, addMarker(addMarker(markRequest(1), producer{-1, 0}, true, 5, 0, a()), p, true, 5, 0, a(1, 1)))
+	wantCodes(t, "a marker without partitions is not answered, a partition named twice takes it once", markCodes(r), 0)
+	if len(r.Markers) != 1 || end(1) != before[1]+1 {
+		t.Errorf("%+v, %d batches, before %v", r.Markers, end(1), before)
+	}
 	m, _, err := markers.ParseControlBatch(l.batches[0])
 	if err != nil || m.Producer != (txnstate.Producer{ID: 77, Epoch: 2}) || !m.Commit || m.CoordinatorEpoch != 9 {
 		t.Errorf("in the log: %+v, %v", m, err)

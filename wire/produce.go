@@ -21,6 +21,8 @@ type part struct {
 	guard fence.Guard
 	ask   bool // the coordinator is to be asked before the append
 
+	internal bool // of a topic that takes no records from clients
+
 	err     error
 	base    int64
 	stampMs int64 // -1, but for a duplicate: when the first one was appended
@@ -57,6 +59,11 @@ func (h *Handler) produce(ctx context.Context, who Principal, req *kmsg.ProduceR
 		if req.Acks < -1 || req.Acks > 1 {
 			for _, p := range all {
 				p.refuse(txnstate.CodeInvalidRequiredAcks.Errorf("", "acks %d, and -1, 0 and 1 are known", req.Acks))
+			}
+		}
+		for _, p := range all {
+			if p.internal {
+				p.refuse(txnstate.CodeInvalidTopic.Errorf("", "topic %q takes no records from clients", brief(p.topic)))
 			}
 		}
 		h.appendParts(ctx, all)
@@ -144,7 +151,10 @@ func (p *part) transactional() bool {
 }
 
 // verifyParts asks the coordinator, in one question, about all partitions where
-// the producer has no transaction open yet.
+// the producer has no transaction open yet. Also about those of internal topics,
+// which then take no records all the same: as in Kafka, whose look at the topic
+// comes with the append (ReplicaManager.appendToLocalLog), an implicit add stays
+// done.
 func (h *Handler) verifyParts(ctx context.Context, req *kmsg.ProduceRequest, all []*part) {
 	mode := fence.ProduceMode(req.Version)
 	now := h.nowMs()
@@ -154,15 +164,9 @@ func (h *Handler) verifyParts(ctx context.Context, req *kmsg.ProduceRequest, all
 		if p.err != nil {
 			continue
 		}
-		if t, ok := h.topic(p.topic); !ok || t.Internal {
-			p.err = txnstate.CodeInvalidTopic.Errorf("", "topic %q takes no records from clients", brief(p.topic))
-			continue
-		}
-		if p.log, p.err = h.cfg.Leader.Log(p.topic, p.partition); p.err != nil || !p.transactional() {
-			continue
-		}
-		p.log.With(func(fp *fence.Partition) { p.guard, p.ask, p.err = fp.Verify(p.batch, mode, now) })
-		if p.err == nil && p.ask {
+		t, _ := h.topic(p.topic)
+		p.internal = t.Internal
+		if p.ask, p.err = h.verifyPart(p, mode, now); p.err == nil && p.ask {
 			ask = append(ask, p)
 			ps = append(ps, p.participant())
 		}
@@ -173,6 +177,24 @@ func (h *Handler) verifyParts(ctx context.Context, req *kmsg.ProduceRequest, all
 	for i, err := range h.verify(ctx, keyProduce, *req.TransactionID, ask[0].batch.Producer, ps, mode) {
 		ask[i].err = err
 	}
+}
+
+// verifyPart is what the partition itself says before the coordinator is asked.
+func (h *Handler) verifyPart(p *part, mode fence.Mode, now int64) (ask bool, err error) {
+	if n, group := p.participant().Offsets(); group {
+		if h.cfg.Offsets == nil || !p.transactional() {
+			return false, nil
+		}
+		return h.cfg.Offsets.VerifyProduce(n, p.batch, mode)
+	}
+	if p.log, err = h.cfg.Leader.Log(p.topic, p.partition); err != nil || !p.transactional() {
+		if p.internal {
+			err = nil // what it is comes before where it is
+		}
+		return false, err
+	}
+	p.log.With(func(fp *fence.Partition) { p.guard, ask, err = fp.Verify(p.batch, mode, now) })
+	return ask, err
 }
 
 // appendParts appends what is left: partitions at once, so that they share

@@ -61,6 +61,9 @@ func TestProduceOrder(t *testing.T) {
 		{"4: but not without the bit", more(produceRequest(11, "", "a", 0, batch(p, 0, 1, false)), "b", 0, batch(q, 0, 1, false)), []int16{0, 0}},
 		{"5: what is refused later was added", more(produceRequest(12, "tx", "a", 1, control), "b", 1, batch(p, 0, 1, true)), []int16{87, 0}},
 		{"6: internal topics", more(produceRequest(12, "", "__consumer_offsets", 0, plain(-1)), "__consumer_offsets", 77, plain(-1)), []int16{17, 3}},
+		{"6: internal topics, transactional and not verified", produceRequest(11, "tx", "__consumer_offsets", 7, batch(p, 0, 1, true)), []int16{120}},
+		{"6: but by the wrong holder, asked first", produceRequest(12, "tx", "__consumer_offsets", 7, batch(q, 0, 1, true)), []int16{49}},
+		{"6: added, and then refused", produceRequest(12, "tx", "__consumer_offsets", 7, batch(p, 0, 1, true)), []int16{17}},
 		{"7: the log's own refusal", produceRequest(12, "", "away", 0, plain(-1)), []int16{19}},
 	} {
 		if got := h.produce(t, tt.req); !slices.Equal(got, tt.want) {
@@ -68,7 +71,7 @@ func TestProduceOrder(t *testing.T) {
 		}
 	}
 	rec, err := h.coordinator.Describe(t.Context(), "tx")
-	if err != nil || !rec.Has(txnstate.Partition("a", 1)) || !rec.Has(txnstate.Partition("b", 1)) {
+	if err != nil || !rec.Has(txnstate.Partition("a", 1)) || !rec.Has(txnstate.Partition("b", 1)) || !rec.Has(txnstate.Partition("__consumer_offsets", 7)) {
 		t.Errorf("the implicit add: %v, %v", rec, err)
 	}
 	bad := produceRequest(12, "", "a", 0, plain(-1))

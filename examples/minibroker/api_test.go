@@ -107,15 +107,15 @@ func TestMetadata(t *testing.T) {
 	var names []string
 	for _, x := range all.Topics {
 		names = append(names, *x.Topic)
-		require.Equal(t, *x.Topic == "__consumer_offsets", x.IsInternal)
+		require.Equal(t, strings.HasPrefix(*x.Topic, "__"), x.IsInternal)
 		for _, p := range x.Partitions {
 			require.EqualValues(t, 3, p.Leader)
 			require.Equal(t, []int32{3}, p.ISR)
 		}
 	}
-	require.Equal(t, []string{"__consumer_offsets", "a", "b"}, names)
-	require.Len(t, all.Topics[1].Partitions, 2)
-	require.Len(t, ask(0, false).Topics, 3)
+	require.Equal(t, []string{"__consumer_offsets", "__transaction_state", "a", "b"}, names)
+	require.Len(t, all.Topics[2].Partitions, 2)
+	require.Len(t, ask(0, false).Topics, 4)
 
 	got := ask(12, false, "b", "missing", "a/b").Topics
 	refused(t, nil, got[0].ErrorCode)
@@ -127,7 +127,7 @@ func TestMetadata(t *testing.T) {
 
 	// By id, from v10 on.
 	r := kmsg.NewPtrMetadataRequest()
-	for _, id := range [][16]byte{all.Topics[1].TopicID, {1}} {
+	for _, id := range [][16]byte{all.Topics[2].TopicID, {1}} {
 		x := kmsg.NewMetadataRequestTopic()
 		x.TopicID = id
 		r.Topics = append(r.Topics, x)

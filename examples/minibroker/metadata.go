@@ -68,7 +68,7 @@ func (b *Broker) topicMetadata(ctx context.Context, who wire.Principal, r *kmsg.
 
 func (b *Broker) describeTopic(t *topic) kmsg.MetadataResponseTopic {
 	x := kmsg.NewMetadataResponseTopic()
-	x.Topic, x.TopicID, x.IsInternal = kmsg.StringPtr(t.name), t.id, t.internal > 0
+	x.Topic, x.TopicID, x.IsInternal = kmsg.StringPtr(t.name), t.id, internalTopic(t.name)
 	for p := range t.partitions() {
 		y := kmsg.NewMetadataResponseTopicPartition()
 		y.Partition, y.Leader, y.LeaderEpoch = p, b.cfg.NodeID, leaderEpoch

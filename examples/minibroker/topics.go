@@ -27,8 +27,8 @@ import (
 type topic struct {
 	name     string
 	id       [16]byte
-	logs     []*partitionLog // none of an internal topic
-	internal int32           // partitions of an internal topic
+	logs     []*partitionLog // none of the topic that groups stand for
+	internal int32           // partitions of that one
 }
 
 func (t *topic) partitions() int32 {
@@ -95,6 +95,10 @@ func openTopics(fsys fsx.FS, dir string, cfg Config) (*topics, error) {
 	// Groups stand for its partitions; nothing else is ever in it. The id is
 	// fixed: clients may hold it across a restart.
 	ts.put(&topic{name: txnstate.OffsetsTopic, id: [16]byte{15: 1}, internal: txnstate.OffsetsPartitions})
+	// Nothing of the broker's is in it, but Kafka has it, and takes its partitions
+	// into a transaction where a broker asks for that: they take the markers.
+	ts.put(&topic{name: stateTopic, id: [16]byte{15: 2}, logs: newLogs(stateTopic, txnstate.Slots, cfg.Limits.BatchBytes)})
+	ts.count = 0
 	if fsys == nil {
 		return ts, nil
 	}
@@ -276,8 +280,10 @@ func (ts *topics) admit(name string, partitions int32) error {
 	return nil
 }
 
+const stateTopic = "__transaction_state"
+
 func internalTopic(name string) bool {
-	return name == txnstate.OffsetsTopic || name == "__transaction_state" || name == "__share_group_state"
+	return name == txnstate.OffsetsTopic || name == stateTopic || name == "__share_group_state"
 }
 
 // delete removes a topic, and returns what it was. Without an error the topic does
@@ -371,7 +377,7 @@ func (t *topic) wire() (wire.Topic, bool) {
 	if t == nil {
 		return wire.Topic{}, false
 	}
-	return wire.Topic{Name: t.name, ID: t.id, Partitions: t.partitions(), Internal: t.internal > 0}, true
+	return wire.Topic{Name: t.name, ID: t.id, Partitions: t.partitions(), Internal: internalTopic(t.name)}, true
 }
 
 // Deleted is wire.TopicDeletions'. There is no other broker that this one might
