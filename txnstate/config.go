@@ -62,14 +62,15 @@ type Ownership interface {
 
 // OwnershipChecker is an optional ability of an Ownership whose notices can be
 // late: a look at what decides who owns a slot. The coordinator asks after it has
-// read a record and before it gives an answer that writes nothing: a partition that
-// is in the transaction already, a verification, an EndTxn come again, a refusal,
-// Describe and List. A process that was stopped in between and woke up would
-// otherwise say "verified" of a transaction that its successor has ended. It asks
-// too when it has stored a decision: a successor that had taken over before may not
-// have seen it, and the caller has to be sent there.
+// read a record and before it answers or writes: a partition that is in the
+// transaction already, a verification, an EndTxn come again, a refusal, Describe and
+// List. A process that was stopped in between and woke up would otherwise say
+// "verified" of a transaction that its successor has ended. Nor may it carry out a
+// request that its caller has sent to the successor since, and ended long ago. It
+// asks again when it has stored a decision: a successor that had taken over before
+// may not have seen it, and the caller has to be sent there.
 //
-// Data needs no such question: the store refuses what comes too late.
+// What was read after the question needs none: the store refuses what comes too late.
 type OwnershipChecker interface {
 	// Still reports whether nobody has become the owner of a slot after this
 	// process did so at an epoch. True was so at some moment of the call. False is

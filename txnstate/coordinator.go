@@ -279,10 +279,12 @@ func (c *Coordinator) apply(run context.Context, h uint32, id string, ev Event, 
 		if errors.Is(err, ErrNeedProducerID) {
 			return r, err
 		}
-		if err != nil || d.Write == WriteNone {
-			if err := c.still(run, h, id, epoch); err != nil {
-				return result{from: rec}, err
-			}
+		// Before a write too: a request whose caller has long gone on with the next
+		// owner would else be carried out on what that one has made of the record,
+		// and end its next transaction (F22). Where the answer is yes, the write is
+		// refused if anybody has changed the record since it was read.
+		if err := c.still(run, h, id, epoch); err != nil {
+			return result{from: rec}, err
 		}
 		if rec.State.Decided() && (err != nil || d.Write == WriteNone) {
 			// Somebody waits for the completion: it is seen to here too, in case

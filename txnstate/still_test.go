@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -106,6 +107,16 @@ func newTwoSeats(t *testing.T, canAsk bool) *twoSeats {
 	own(1)
 	s.takeOver = func() { takeOver(2) }
 	return s
+}
+
+// beforeWrite calls a hook once, when a coordinator has decided and nothing is
+// stored.
+func (s *twoSeats) beforeWrite(hook func()) {
+	s.store.onSwap = func(txnstate.Record, txnstate.Durability) (error, error) {
+		s.store.onSwap = nil
+		hook()
+		return nil, nil
+	}
 }
 
 // A coordinator is stopped when it has read a record; another takes the slot over
@@ -222,12 +233,17 @@ func TestAnOwnershipThatCantBeLookedAtIsNoLoss(t *testing.T) {
 		for _, err := range s.a.List(bg) {
 			unknown(err)
 		}
-		// A decision is durable, and is carried out. Nobody is told yet that it is.
 		_, err = s.a.End(bg, "t", txnstate.End{Producer: p, Commit: true})
 		unknown(err)
-		synctest.Wait()
-		require.Equal(t, txnstate.CompleteCommit, s.store.get("t").State)
+		require.Equal(t, txnstate.Ongoing, s.store.get("t").State)
+		// Once a decision is durable it is carried out. Nobody is told yet that it is.
 		s.v.fail(nil)
+		s.beforeWrite(func() { s.v.fail(errors.New("the volume hangs")) })
+		_, err = s.a.End(bg, "t", txnstate.End{Producer: p, Commit: true})
+		unknown(err)
+		s.v.fail(nil)
+		time.Sleep(time.Minute)
+		require.Equal(t, txnstate.CompleteCommit, s.store.get("t").State)
 		_, err = s.a.End(bg, "t", txnstate.End{Producer: p, Commit: true})
 		require.NoError(t, err)
 		recs := 0
@@ -246,7 +262,7 @@ func TestADecisionOfACoordinatorThatDoesNotKnowOfItsEndIsNotToldAsDone_I12(t *te
 		s := newTwoSeats(t, true)
 		p := initID(t, s.a, "t")
 		require.NoError(t, add(s.a, "t", p, txnstate.TV0, tp0))
-		s.hook = func() { s.hook = func() {}; s.takeOver() }
+		s.beforeWrite(s.takeOver)
 		end := txnstate.End{Producer: p, Commit: true}
 		_, err := s.a.End(bg, "t", end)
 		require.ErrorIs(t, err, txnstate.ErrNotCoordinator)
@@ -260,4 +276,32 @@ func TestADecisionOfACoordinatorThatDoesNotKnowOfItsEndIsNotToldAsDone_I12(t *te
 		_, err = s.b.End(bg, "t", end)
 		require.NoError(t, err)
 	})
+}
+
+// A commit under protocol 1 waits in the buffers of a coordinator that is stopped.
+// Its caller repeats it with the successor and goes on to its next transaction,
+// under the same epoch. The sleeper wakes up, reads it, and has been told nothing
+// of its end: it must not commit what there is of that transaction. (F22)
+func TestACommitThatWasDelayedByASleepDoesNotEndTheNextTransaction_F22(t *testing.T) {
+	for _, canAsk := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newTwoSeats(t, canAsk)
+			p := initID(t, s.a, "t")
+			require.NoError(t, add(s.a, "t", p, txnstate.TV0, tp0))
+			s.takeOver()
+			end := txnstate.End{Producer: p, Commit: true}
+			_, err := s.b.End(bg, "t", end)
+			require.NoError(t, err)
+			synctest.Wait()
+			require.NoError(t, add(s.b, "t", p, txnstate.TV0, tp0))
+			_, err = s.a.End(bg, "t", end)
+			if !canAsk {
+				require.NoError(t, err)
+				require.Equal(t, txnstate.CompleteCommit, s.store.get("t").State, "the test is worth nothing")
+				return
+			}
+			require.ErrorIs(t, err, txnstate.ErrNotCoordinator)
+			require.Equal(t, txnstate.Ongoing, s.store.get("t").State)
+		})
+	}
 }
