@@ -4,11 +4,13 @@ package main_test
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -72,6 +74,9 @@ type cluster struct {
 
 func startCluster(t *testing.T, args ...string) *cluster {
 	t.Helper()
+	if err := (&process{exe: os.Args[0], env: []string{"RUN_AS_BROKER=1"}, addr: freeAddr(t), args: []string{"-cluster", "?"}}).launch(); strings.Contains(fmt.Sprint(err), "not defined: -cluster") {
+		t.Skip("the broker has no cluster mode yet")
+	}
 	c := &cluster{dir: t.TempDir()}
 	if *faultDir != "" {
 		var err error
@@ -115,7 +120,70 @@ func startCluster(t *testing.T, args ...string) *cluster {
 	}
 	wg.Wait()
 	require.False(t, t.Failed())
+	require.NoError(t, c.placed(t.Context(), nil))
 	return c
+}
+
+func seedOf(t *testing.T) uint64 {
+	seed := *faultSeed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("-fault-seed %d", seed)
+	return seed
+}
+
+// placed waits until everything is placed on the nodes that are not dead, and on
+// all of these.
+func (c *cluster) placed(ctx context.Context, dead []int) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	cl, err := kgo.NewClient(newClients(nil, c.addrs[0]).options()...)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	adm := kadm.NewClient(cl)
+	var ids []string
+	for i := range 60 {
+		ids = append(ids, fmt.Sprintf("somebody%d", i))
+	}
+	var want []int32
+	for i := range c.nodes {
+		if !slices.Contains(dead, i) {
+			want = append(want, int32(i+1))
+		}
+	}
+	for {
+		got := map[int32]bool{}
+		m, err := adm.Metadata(ctx)
+		for _, topic := range m.Topics {
+			err = errors.Join(err, topic.Err)
+			for _, p := range topic.Partitions {
+				err = errors.Join(err, p.Err)
+				got[p.Leader] = true
+			}
+		}
+		for _, found := range []kadm.FindCoordinatorResponses{adm.FindTxnCoordinators(ctx, ids...), adm.FindGroupCoordinators(ctx, ids...)} {
+			err = errors.Join(err, found.Error())
+			for _, f := range found {
+				got[f.NodeID] = true
+			}
+		}
+		var on []int32
+		for node := range got {
+			on = append(on, node)
+		}
+		slices.Sort(on)
+		if err == nil && slices.Equal(on, want) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("everything is on %v, want %v: %w", on, want, err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 // prepared counts the transactional ids that are decided and not complete, in
@@ -208,14 +276,10 @@ func (f fault) end(n *process) error {
 }
 
 func clusterRun(t *testing.T, markers, version string) {
-	seed, most := *faultSeed, *faults
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
+	seed, most := seedOf(t), *faults
 	if most == 0 {
 		most = fewFaults
 	}
-	t.Logf("-fault-seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	nodes := startCluster(t, "-transaction-version", version, "-markers", markers)
 
