@@ -1,0 +1,5 @@
+//go:build race
+
+package twoowners
+
+func init() { slow = true }
