@@ -184,27 +184,27 @@ func TestStillAsksTheVolume(t *testing.T) {
 		a := c.start(1)
 		pass(ttl)
 		require.EqualValues(t, 1, a.epoch(7))
-		still, err := a.l.Still(ctx, 7, 1)
+		still, err := a.l.Still(ctx, 7, 0)
 		require.NoError(t, err)
 		require.True(t, still)
-		for _, no := range [][2]int{{7, 0}, {7, 2}, {-1, 1}, {50, 1}} {
+		for _, no := range [][2]int{{7, -1}, {7, 1}, {-1, 0}, {50, 0}} {
 			still, err = a.l.Still(ctx, no[0], int32(no[1]))
 			require.NoError(t, err)
 			require.False(t, still, no)
 		}
 		// A look that failed is no answer, and changes nothing.
 		a.set(func(n *node) { n.dead = true })
-		_, err = a.l.Still(ctx, 7, 1)
+		_, err = a.l.Still(ctx, 7, 0)
 		require.ErrorIs(t, err, errVolume)
 		a.set(func(n *node) { n.dead = false })
-		still, err = a.l.Still(ctx, 7, 1)
+		still, err = a.l.Still(ctx, 7, 0)
 		require.NoError(t, err)
 		require.True(t, still)
 
 		// Another has claimed it, and nobody has noticed yet.
 		require.NoError(t, c.disk.Rename("data/leases/slots/slot-07.0000000001.broker-1", "data/leases/slots/slot-07.0000000002.broker-2"))
 		require.EqualValues(t, 1, a.epoch(7))
-		still, err = a.l.Still(ctx, 7, 1)
+		still, err = a.l.Still(ctx, 7, 0)
 		require.NoError(t, err)
 		require.False(t, still)
 		pass(0)

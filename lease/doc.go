@@ -12,7 +12,7 @@
 // # Files
 //
 //	leases/broker-2                               heartbeat of broker 2
-//	leases/slots/slot-07.0000000005.broker-2      slot 7 is broker 2's, at epoch 5
+//	leases/slots/slot-07.0000000005.broker-2      slot 7 is broker 2's by its fifth claim
 //
 // # Who is alive
 //
@@ -21,7 +21,9 @@
 // at for TTL without a change, by the clock of the one who looks, or when it says
 // that the broker resigned, as the end of Run writes. Files of this kind are not
 // synced: they are a hint, never a proof. A file that can't be read is no sign of
-// life and blocks nobody.
+// life and blocks nobody. A broker that starts takes the others for alive until
+// they were silent for TTL, so that a cluster whose brokers start together gives
+// every slot to its owner at once.
 //
 // A broker that has not been able to write its own heartbeat for TTL gives its
 // slots up by itself, for the others think that it is dead.

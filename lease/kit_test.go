@@ -105,12 +105,14 @@ func (c *cluster) run(n *node) {
 	watching, unwatch := context.WithCancel(context.Background())
 	go func() {
 		_ = n.l.Watch(watching, func(slot int, epoch int32) {
+			epoch++ // the number of the claim, as in the token's name
 			c.ledger.acquired(n.name, slot, epoch)
 			n.mu.Lock()
 			defer n.mu.Unlock()
 			n.owns[slot] = epoch
 			n.history = append(n.history, fmt.Sprintf("+%d@%d", slot, epoch))
 		}, func(slot int, epoch int32) {
+			epoch++
 			n.mu.Lock()
 			defer n.mu.Unlock()
 			if n.owns[slot] == epoch {

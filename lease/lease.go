@@ -114,7 +114,9 @@ func New(cfg Config) (*Lease, error) {
 	l.slots = filepath.Join(l.dir, "slots")
 	for _, b := range cfg.Brokers {
 		if b != cfg.Broker {
-			l.self.peers = append(l.self.peers, &peer{broker: b})
+			// Alive until it was silent for TTL: the first one of a cluster that
+			// starts must not claim what belongs to the others.
+			l.self.peers = append(l.self.peers, &peer{broker: b, alive: true})
 		}
 	}
 	return l, nil
@@ -211,7 +213,8 @@ func (l *Lease) pick(slot int, alive []int32) (int32, bool) {
 }
 
 // Watch implements txnstate.Ownership. The notices of a slot come in order; of
-// several changes in between the last may be all that is told. It may be called
+// several changes in between the last may be all that is told. The coordinator
+// epoch is the claim's less one: Kafka's first leader epoch is 0. It may be called
 // for several watchers, returns nil, and outlasts Run: the end of Run is a loss of
 // every slot.
 func (l *Lease) Watch(ctx context.Context, acquired, lost func(slot int, epoch int32)) error {
@@ -225,10 +228,10 @@ func (l *Lease) Watch(ctx context.Context, acquired, lost func(slot int, epoch i
 				continue
 			}
 			if told[i] != 0 {
-				lost(i, told[i])
+				lost(i, told[i]-1)
 			}
 			if epoch != 0 {
-				acquired(i, epoch)
+				acquired(i, epoch-1)
 			}
 			told[i] = epoch
 		}
@@ -248,7 +251,7 @@ func (l *Lease) Watch(ctx context.Context, acquired, lost func(slot int, epoch i
 // The end of ctx does not interrupt the look, which is one operation of the file
 // system.
 func (l *Lease) Still(_ context.Context, slot int, epoch int32) (bool, error) {
-	if slot < 0 || slot >= txnstate.Slots || !l.holds(slot, epoch) {
+	if epoch++; slot < 0 || slot >= txnstate.Slots || !l.holds(slot, epoch) {
 		return false, nil
 	}
 	switch _, err := l.cfg.FS.ReadFile(l.token(slot, epoch)); {

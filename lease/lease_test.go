@@ -25,7 +25,9 @@ func TestSlotsAreSpreadOverTheLiveBrokersAndMoveWithThem(t *testing.T) {
 		defer c.end()
 		a := c.start(1)
 		pass(ttl / 2)
-		c.spread(a) // it waits for nobody who was never seen
+		require.Len(t, a.holds(), 17, "those who were never seen may be about to start")
+		pass(ttl)
+		c.spread(a)
 		b, d := c.start(2), c.start(3)
 		pass(ttl)
 		c.spread(a, b, d)
