@@ -74,12 +74,13 @@ func New(fsys fsx.FS, name string, fsync bool) *Segment {
 	return &Segment{fsys: fsys, name: name, fsync: fsync}
 }
 
-// Confirmed is New with a last word about each round: confirm is called when a
-// round is on the disk, and before anybody is told. An error fails the round and
-// the segment: nothing is written after it.
-func Confirmed(fsys fsx.FS, name string, fsync bool, confirm func() error) *Segment {
+// Confirmed is an empty segment in a file that is there, and empty, and the
+// segment's from now on. confirm has a last word about each round: it is called
+// when the round is on the disk, and before anybody is told. An error fails the
+// round and the segment: nothing is written after it.
+func Confirmed(fsys fsx.FS, name string, f fsx.File, fsync bool, confirm func() error) *Segment {
 	s := New(fsys, name, fsync)
-	s.confirm = confirm
+	s.file, s.confirm = f, confirm
 	return s
 }
 
