@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -183,7 +184,8 @@ var acts = []act{
 // operation of what it does, lets handle B write once, twice and ten times, so
 // that the generations which A saw are removed, and wakes A. What all of them
 // were told must fit one store that does one thing at a time: no two successes
-// from one version, nothing lost, no success that was none (I10, I11).
+// from one version, nothing lost, no success that was none (I10, I11). Where B wrote
+// the id that A was about to change, the slot stays as B left it.
 func TestAHandleStoppedAnywhereIsHarmless(t *testing.T) {
 	for _, forgives := range []bool{false, true} {
 		for _, sc := range scenes {
@@ -261,8 +263,15 @@ func stopAndWake(t *testing.T, sc scene, a act, warm, forgives bool, at, writes 
 	for n := range writes {
 		require.NoError(t, bump(sb, ids[n%len(ids)], int64(n)), what)
 	}
+	var left string
+	if slices.Contains(ids, target) {
+		left = newestFile(t, disk)
+	}
 	close(wake)
 	<-done
+	if left != "" {
+		require.Equal(t, left, newestFile(t, disk), "%s: awake, it wrote", what)
+	}
 
 	// Everybody looks, and goes on.
 	fresh := open(t, disk)
@@ -283,6 +292,61 @@ func stopAndWake(t *testing.T, sc scene, a act, warm, forgives bool, at, writes 
 	}
 	wantTidy(t, disk, what)
 	return reached
+}
+
+// A Later write is in memory only until it is flushed. Where the handle is stopped
+// anywhere in that, and another writes the id first, the write is dropped; the slot
+// stays as the other left it.
+func TestALaterWriteOfAHandleStoppedAnywhereGivesWay(t *testing.T) {
+	for _, sc := range scenes {
+		t.Run(sc.name, func(t *testing.T) {
+			for at, reached := 0, true; reached; at++ {
+				disk := fsx.Mem()
+				sc.set(t, disk)
+				var g gate
+				stopped, wake := make(chan struct{}), make(chan struct{})
+				slow, quick := open(t, fsx.Hook(disk, g.pass)), open(t, disk)
+				require.NoError(t, bump(quick, target, 1))
+				r, err := slow.Load(t.Context(), target)
+				require.NoError(t, err)
+				g.arm(at, func() error {
+					close(stopped)
+					<-wake
+					return nil
+				})
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					next := record(target, 1000)
+					next.Version = r.Version
+					if _, err := slow.Swap(context.Background(), next, txnstate.Later); err == nil {
+						_ = slow.Flush(context.Background()) // perhaps of nothing
+					}
+				}()
+				select {
+				case <-stopped:
+				case <-done:
+				}
+				var op string
+				op, reached = g.where()
+				require.NoError(t, bump(quick, target, 2))
+				left := newestFile(t, disk)
+				close(wake)
+				<-done
+				require.Equal(t, left, newestFile(t, disk), "stopped ahead of operation %d, %s, it wrote", at, op)
+				got, err := slow.Load(t.Context(), target)
+				require.NoError(t, err)
+				require.EqualValues(t, 2, got.UpdateMs)
+				require.NoError(t, slow.Close())
+				require.NoError(t, quick.Close())
+				wantTidy(t, disk, op)
+				if !reached {
+					t.Logf("stopped %d times", at)
+					require.Greater(t, at, 10)
+				}
+			}
+		})
+	}
 }
 
 // repeating is a network file system whose answer to a link was lost: it asks
@@ -336,12 +400,21 @@ func wantTidy(t *testing.T, disk fsx.FS, what string) {
 		require.False(t, strings.HasPrefix(e.Name(), "tmp-") && e.Name() < "tmp-"+newestName(entries), "%s: %v", what, names)
 	}
 	require.LessOrEqual(t, len(names), 8, "%s: %v", what, names)
-	file, err := disk.ReadFile("/cluster/txn_state/.versions/slot-25/" + newestName(entries) + ".slot")
-	require.NoError(t, err)
-	_, body, _ := strings.Cut(string(file), "\n")
+	_, body, _ := strings.Cut(newestFile(t, disk), "\n")
 	readable, err := disk.ReadFile("/cluster/txn_state/slot-25.json")
 	require.NoError(t, err)
 	require.Equal(t, body, string(readable), what)
+}
+
+// newestFile is the newest generation of slot 25.
+func newestFile(t *testing.T, disk fsx.FS) string {
+	t.Helper()
+	const dir = "/cluster/txn_state/.versions/slot-25/"
+	entries, err := disk.ReadDir(dir)
+	require.NoError(t, err)
+	file, err := disk.ReadFile(dir + newestName(entries) + ".slot")
+	require.NoError(t, err)
+	return string(file)
 }
 
 func newestName(entries []fs.DirEntry) string {
