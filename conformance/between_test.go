@@ -21,7 +21,7 @@ func TestBetweenComesWhereItDoesNoHarm(t *testing.T) {
 	list := &Step{Op: OpListTxns}
 	short := &Step{Op: OpInit, TxnID: "tx1", Producer: "none", TimeoutMs: 500, Want: Answer{Producer: "P1", Epoch: ptr[int16](0)}}
 	long := &Step{Op: OpInit, TxnID: "tx1", Producer: "none", TimeoutMs: 60000, Want: Answer{Producer: "P1", Epoch: ptr[int16](0)}}
-	sleep := &Step{Op: OpSleep, SleepMs: 1500}
+	sleep, nap := &Step{Op: OpSleep, SleepMs: 1500}, &Step{Op: OpSleep, SleepMs: 1000}
 	mark := func(e int32) *Step { return &Step{Op: OpWriteMarkers, CoordinatorEpoch: e} }
 	prod := func(err string, txnal bool) *Step {
 		return &Step{Op: OpProduce, Producer: "P1", Parts: shared0, Transactional: txnal, Want: Answer{Err: err}}
@@ -38,7 +38,9 @@ func TestBetweenComesWhereItDoesNoHarm(t *testing.T) {
 		{"in the middle", steps(long, list, list, list), nil, 2},
 		{"one step has no middle", steps(long), nil, 0},
 		{"not while a short transaction may be open", steps(long, short, list, list, list, list), nil, 1},
-		{"after its time is over", steps(short, list, list, list, sleep, list), nil, 5},
+		{"before the sleep in which its time is over", steps(short, list, list, list, sleep, list), nil, 4},
+		{"after that sleep", steps(short, list, sleep, list, list, list, list, list), nil, 3},
+		{"not before a sleep that is too short for that", steps(short, list, list, nap, list), nil, 0},
 		{"not after the next one of the id", steps(short, sleep, list, list, list, list, list), nil, 2},
 		{"not after a marker of a coming coordinator", steps(long, mark(0), mark(4), list, list, list, list), nil, 2},
 		{"after a marker of this one", steps(long, mark(0), mark(-1), list, list, list), nil, 3},

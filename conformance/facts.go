@@ -60,25 +60,27 @@ func abs(n int) int { return max(n, -n) }
 
 const (
 	shortMs = 10000 // a transaction timeout below this may pass during Between
-	sleepMs = 1000  // a sleep of at least this much lets all short ones pass
+	slackMs = 1000  // a sleep that is longer than a timeout by this lets it pass
 )
 
 // shortTxns is where a transaction may be open that times out during Between, but
-// did not in the recording.
+// did not in the recording. Before a sleep in which it does, Between may come: a
+// broker counts from the stored start, so that the time goes on while it is down,
+// and what is due is aborted in the sleep at the latest.
 func (s *Scenario) shortTxns() []span {
 	var out []span
-	from := -1
+	from, longest := -1, int32(0)
 	for i, st := range s.Steps {
 		switch {
-		case st.Op == OpInit && st.TimeoutMs > 0 && st.TimeoutMs < shortMs && from < 0:
-			from = i
-		case st.Op == OpSleep && st.SleepMs >= sleepMs && from >= 0:
-			out = append(out, span{from, i})
-			from = -1
-			// the id keeps its timeout, so the next transaction is a short one again
-			if i+1 < len(s.Steps) {
-				from = i + 1
+		case st.Op == OpInit && st.TimeoutMs > 0 && st.TimeoutMs < shortMs:
+			if from < 0 {
+				from = i
 			}
+			longest = max(longest, st.TimeoutMs)
+		case st.Op == OpSleep && from >= 0 && st.SleepMs >= int(longest)+slackMs:
+			out = append(out, span{from, i - 1})
+			// the id keeps its timeout, so the next transaction is a short one again
+			from = i + 1
 		}
 	}
 	if from >= 0 {
@@ -134,29 +136,33 @@ func (s *Scenario) previousEpochs() []span {
 		producer string
 		epoch    int16
 	}
+	type change struct {
+		at    int
+		sleep bool // a timeout, perhaps
+	}
 	var out []span
-	now := map[string]ident{} // by transactional id, as answered
-	since := map[string]int{} // the last step that can have bumped the id's epoch
+	now := map[string]ident{}    // by transactional id, as answered
+	since := map[string]change{} // the last step that can have bumped the id's epoch
 	for i, st := range s.Steps {
 		if st.Op == OpSleep {
 			for id := range now {
-				since[id] = i
+				since[id] = change{i - 1, true} // with Between before the sleep, the timeout may be before it too
 			}
 		}
 		if st.TxnID == "" || st.Op != OpInit && st.Op != OpEnd && st.Op != OpAge {
 			continue
 		}
 		if st.Op == OpInit && st.Producer != "none" && st.Want.Err == "" {
-			if from, ok := since[st.TxnID]; ok {
+			if c, ok := since[st.TxnID]; ok {
 				// the id gave (producer, epoch+1) already, or a timeout has bumped it unseen
-				if k := now[st.TxnID]; k.producer == st.Producer && k.epoch == st.Epoch+1 || s.Steps[from].Op == OpSleep {
-					out = append(out, span{from, i})
+				if k := now[st.TxnID]; k.producer == st.Producer && k.epoch == st.Epoch+1 || c.sleep {
+					out = append(out, span{c.at, i})
 				}
 			}
 		}
 		if st.Want.Err == "" && st.Want.Epoch != nil {
 			now[st.TxnID] = ident{st.Want.Producer, *st.Want.Epoch}
-			since[st.TxnID] = i
+			since[st.TxnID] = change{at: i}
 		}
 	}
 	return out

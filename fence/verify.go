@@ -53,11 +53,13 @@ func (p *Partition) verify(who txnstate.Producer, seq int32, mode Mode, nowMs in
 	if pr != nil {
 		t := pr.tip()
 		switch {
-		case who.Epoch < pr.fencedBelow:
+		case pr.fencedBelow >= 0 && who.Epoch < pr.fencedBelow:
 			return Guard{}, false, stale(who, pr.fencedBelow)
 		case t.open && t.epoch == who.Epoch:
 			return Guard{}, false, nil
-		case who.Epoch < t.epoch:
+		case t.epoch >= 0 && who.Epoch < t.epoch:
+			// Only where there is an epoch: a question alone leaves none, and the
+			// coordinator is asked even about an epoch below -1.
 			return Guard{}, false, stale(who, t.epoch)
 		}
 	} else {

@@ -223,6 +223,9 @@ func TestOffsetsOfAGroup(t *testing.T) {
 	if !ask || err != nil {
 		t.Fatal(ask, err)
 	}
+	if _, ask, err := h.p.VerifyOffsets(txnstate.Producer{ID: 7, Epoch: -2}, fence.ModeAdd, h.now); !ask || err != nil {
+		t.Errorf("an epoch below any is asked about where none is known: %v, %v", ask, err)
+	}
 	h.want("verified", stage(who, g), "NONE")
 	if _, ask, err := h.p.VerifyOffsets(who, fence.ModeAdd, h.now); ask || err != nil {
 		t.Errorf("while it is open nobody is asked: %v, %v", ask, err)

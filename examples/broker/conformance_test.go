@@ -48,9 +48,6 @@ func TestTheProcessAnswersAsKafka_I14(t *testing.T) {
 			node.start(t)
 			defer func() { node.kill() }()
 			o := o
-			// A transaction that times out, or one whose timeout is looked for, may
-			// do so on either side of the kill.
-			o.Exclude = append([]string{"timeout*"}, o.Exclude...)
 			o.MayForget = []conformance.Fact{conformance.Membership, conformance.Verification}
 			o.Between = func(context.Context) error {
 				node.kill()
