@@ -46,7 +46,9 @@
 // fail. An epoch is used only after the directory is synced, so that a loss of
 // power does not bring it back either. The tokens themselves are founded once:
 // they are made in a directory aside, which is then renamed to its place, where
-// it refuses every other.
+// it refuses every other. The directory must not be removed while there is data:
+// epochs would begin anew, and partitions refuse markers of a lower one than they
+// have seen.
 //
 // # What it does not do
 //

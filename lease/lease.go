@@ -300,23 +300,21 @@ func (l *Lease) current() bool {
 // deposed ends the ownership of a slot that another broker has claimed.
 func (l *Lease) deposed(slot int, epoch int32) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.held[slot] != epoch {
+	held := l.held[slot] == epoch
+	if held {
+		l.held[slot] = 0
+		l.retry[slot] = time.Now().Add(l.cfg.TTL / 3)
+		l.tell(&l.notice)
+	}
+	l.mu.Unlock()
+	if !held {
 		return
 	}
-	l.held[slot] = 0
-	l.retry[slot] = time.Now().Add(l.cfg.TTL / 3)
-	l.tell(&l.notice)
 	l.cfg.Logger.Info("another broker has claimed the slot", "slot", slot, "epoch", epoch)
 }
 
 // seen books who is alive besides this broker.
-func (l *Lease) seen(others []int32) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.others = others
-	l.settle()
-}
+func (l *Lease) seen(others []int32) { l.change(func() { l.others = others }) }
 
 // beaten books a heartbeat whose writing began at some time.
 func (l *Lease) beaten(at time.Time) {
@@ -327,38 +325,49 @@ func (l *Lease) beaten(at time.Time) {
 
 // expire gives everything up when others must think that this broker is dead.
 func (l *Lease) expire() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.fresh && !l.current() {
-		l.fresh = false
-		l.settle()
+	expired := false
+	l.change(func() {
+		expired = l.fresh && !l.current()
+		l.fresh = l.fresh && !expired
+	})
+	if expired {
 		l.cfg.Logger.Warn("no heartbeat could be written in time, slots are given up", "broker", l.cfg.Broker)
 	}
 }
 
 // release gives everything up for good.
 func (l *Lease) release() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.running, l.fresh, l.others = false, false, nil
-	l.settle()
+	l.change(func() { l.running, l.fresh, l.others = false, false, nil })
 }
 
-// settle makes alive and held what they have to be. l.mu is held.
-func (l *Lease) settle() {
-	alive := slices.Clone(l.others)
+// change changes what alive and held follow from.
+func (l *Lease) change(f func()) {
+	l.mu.Lock()
+	f()
+	alive, changed := l.settle()
+	l.mu.Unlock()
+	if changed {
+		l.cfg.Logger.Info("brokers alive", "broker", l.cfg.Broker, "alive", alive)
+	}
+}
+
+// settle makes alive and held what they have to be, and tells whether alive was
+// something else. l.mu is held.
+func (l *Lease) settle() (alive []int32, changed bool) {
+	alive = slices.Clone(l.others)
 	if l.fresh {
 		alive = append(alive, l.cfg.Broker)
 		slices.Sort(alive)
 	}
-	if !slices.Equal(alive, l.alive) {
-		l.cfg.Logger.Info("brokers alive", "broker", l.cfg.Broker, "alive", alive)
-		l.alive = alive
-		l.tell(&l.view)
+	if slices.Equal(alive, l.alive) {
+		return nil, false
 	}
+	l.alive = alive
+	l.tell(&l.view)
 	given := false
 	for i, epoch := range l.held {
-		if b, ok := l.pick(i, alive); epoch != 0 && (!l.fresh || !ok || b != l.cfg.Broker) {
+		// Where this broker is not alive itself, nothing is its own.
+		if b, ok := l.pick(i, alive); epoch != 0 && (!ok || b != l.cfg.Broker) {
 			l.held[i] = 0
 			given = true
 		}
@@ -366,6 +375,7 @@ func (l *Lease) settle() {
 	if given {
 		l.tell(&l.notice)
 	}
+	return alive, true
 }
 
 // tell wakes those who wait for a change. l.mu is held.

@@ -68,7 +68,8 @@
 // and a source of producer ids. It serialises each id and no two ids against each
 // other; no hook is called with a lock held. Several processes may share a Store:
 // [Ownership] tells a process which slots are its own, and where two believe they
-// own one, the store's compare-and-swap lets one of them win each write.
+// own one, the store's compare-and-swap lets one of them win each write. Package
+// lease is one for brokers that share a directory, and an [OwnershipChecker].
 // [PickCoordinator] is where clients are sent. It and the store go by [Slot], so
 // that they can't disagree.
 //
