@@ -46,6 +46,43 @@ func TestSlotsAreSpreadOverTheLiveBrokersAndMoveWithThem(t *testing.T) {
 	})
 }
 
+// How long slots are without an owner who serves them.
+func TestATakeoverTakesTheTTLAndAHandoverOneLook(t *testing.T) {
+	for name, tc := range map[string]struct {
+		end              func(n *node)
+		earliest, latest time.Duration
+	}{
+		"stopped":     {(*node).sleep, ttl - ttl/6, ttl + ttl/6},
+		"cut off":     {func(n *node) { n.set(func(n *node) { n.dead = true }) }, ttl - ttl/6, ttl + ttl/6},
+		"handed over": {func(n *node) { _ = n.stop() }, 0, ttl / 12},
+	} {
+		for offset := range time.Duration(6) { // between the looks of the two
+			t.Run(name, func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					c := newCluster(t, fsx.Mem(), 1, 2)
+					defer c.end()
+					a := c.start(1)
+					pass(offset * ttl / 12 / 6)
+					b := c.start(2)
+					pass(2*ttl + offset*ttl/7)
+					c.spread(a, b)
+					from := time.Now()
+					tc.end(b)
+					for len(a.holds()) < txnstate.Slots {
+						pass(10 * time.Millisecond)
+						if tc.earliest > 0 && len(b.holds()) > 0 {
+							require.Len(t, a.holds(), txnstate.Slots/2, "the one that is cut off gives up first")
+						}
+					}
+					took := time.Since(from)
+					require.GreaterOrEqual(t, took, tc.earliest)
+					require.LessOrEqual(t, took, tc.latest+10*time.Millisecond)
+				})
+			})
+		}
+	}
+}
+
 func TestABrokerWhoseVolumeIsGoneGivesUpAndIsTakenOver(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		c := newCluster(t, fsx.Mem(), 1, 2)
