@@ -31,6 +31,17 @@ type Fetched struct {
 // empty answer, which a consumer would take for a reason to start over.
 func (m *Manager) Fetch(group string, tps []TopicPartition, stable bool) ([]Fetched, error) {
 	p := m.of(group)
+	out, err := p.fetch(group, tps, stable)
+	if err == nil {
+		err = p.still()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (p *partition) fetch(group string, tps []TopicPartition, stable bool) ([]Fetched, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := p.refusal(); err != nil {

@@ -20,6 +20,7 @@ import (
 // being loaded COORDINATOR_LOAD_IN_PROGRESS.
 type Manager struct {
 	cfg    Config
+	check  Checker // the log's ability, or nil
 	parts  [partitions]*partition
 	closed atomic.Bool
 }
@@ -30,6 +31,7 @@ func New(cfg Config) (*Manager, error) {
 		return nil, err
 	}
 	m := &Manager{cfg: cfg.withDefaults()}
+	m.check, _ = cfg.Log.(Checker)
 	for i := range m.parts {
 		// gen 0 is that of the zero Guard.
 		m.parts[i] = &partition{m: m, index: int32(i), gen: 1, flight: map[place]int{}, announced: map[place]int{}}
@@ -122,12 +124,48 @@ func (m *Manager) Producers(partition int32) ([]fence.ProducerState, error) {
 	if err != nil {
 		return nil, err
 	}
+	states, err := p.producers()
+	if err == nil {
+		err = p.still()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return states, nil
+}
+
+func (p *partition) producers() ([]fence.ProducerState, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := p.refusal(); err != nil {
 		return nil, err
 	}
 	return p.st.fence.Producers(), nil
+}
+
+// still fails where another process has the partition by now. What was read
+// before is then not to be told. mu is not held.
+func (p *partition) still() error {
+	if p.m.check == nil {
+		return nil
+	}
+	if err := p.m.check.Check(p.index); err != nil {
+		return txnstate.CodeNotCoordinator.Errorf("", "offsets partition %d: %w", p.index, err)
+	}
+	return nil
+}
+
+// Serves is nil where this process serves a group's partition, by its log too
+// (Checker). A host asks before it answers for the group what needs no write.
+func (m *Manager) Serves(group string) error {
+	p := m.of(group)
+	p.mu.Lock()
+	err := p.refusal()
+	p.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return p.still()
 }
 
 // Groups lists the groups that have a committed or a staged offset, sorted, of

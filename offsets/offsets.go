@@ -76,6 +76,15 @@ type Log interface {
 	Rewrite(ctx context.Context, partition int32, entries [][]byte) error
 }
 
+// Checker is an optional ability of a Log whose partitions move between processes.
+// Check is asked when the state of a partition was read, before an answer that
+// writes nothing: nil where this process had the partition at some moment of the
+// call. With an error the answer is NOT_COORDINATOR: another process has it, or
+// nobody knows. It may be called concurrently, beside the other methods.
+type Checker interface {
+	Check(partition int32) error
+}
+
 // OffsetHook lets a host that keeps committed offsets itself have them. It is
 // told every value before it becomes the committed one, by a commit marker or by
 // Commit, and of one group in the order in which they do. A repeat is harmless:

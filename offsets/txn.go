@@ -24,17 +24,24 @@ type Guard struct {
 // INVALID_PRODUCER_EPOCH at once.
 func (m *Manager) Verify(group string, pr txnstate.Producer, mode fence.Mode) (g Guard, ask bool, err error) {
 	p := m.of(group)
+	if g, ask, err = p.verify(pr, mode); err != nil {
+		if cerr := p.still(); cerr != nil {
+			err = cerr
+		}
+		return Guard{}, false, err
+	}
+	return g, ask, nil
+}
+
+func (p *partition) verify(pr txnstate.Producer, mode fence.Mode) (g Guard, ask bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := p.refusal(); err != nil {
 		return Guard{}, false, err
 	}
 	g.gen = p.gen
-	g.guard, ask, err = p.st.fence.VerifyOffsets(pr, mode, m.cfg.Now().UnixMilli())
-	if err != nil {
-		return Guard{}, false, err
-	}
-	return g, ask, nil
+	g.guard, ask, err = p.st.fence.VerifyOffsets(pr, mode, p.m.cfg.Now().UnixMilli())
+	return g, ask, err
 }
 
 // VerifyProduce is what Verify is, for a batch that a client wants to have in a
@@ -106,6 +113,9 @@ func (m *Manager) Stage(ctx context.Context, group string, pr txnstate.Producer,
 	w, err := p.stage(ctx, e, g)
 	release() // only its place in the queue matters
 	if err != nil {
+		if cerr := p.still(); cerr != nil {
+			err = cerr
+		}
 		return nil, err
 	}
 	if err := w.wait(ctx); err != nil {
@@ -177,6 +187,9 @@ func (m *Manager) Marker(ctx context.Context, partition int32, mk markers.Marker
 	}
 	w, err := p.mark(ctx, mk, e, 0)
 	if err != nil {
+		if cerr := p.still(); cerr != nil {
+			err = cerr
+		}
 		return err
 	}
 	return w.wait(ctx)

@@ -60,6 +60,9 @@ func (h *Handler) producers(topic string, partition int32) ([]fence.ProducerStat
 	}
 	var states []fence.ProducerState
 	log.With(func(p *fence.Partition) { states = p.Producers() })
+	if err := still(log); err != nil {
+		return nil, err
+	}
 	return states, nil
 }
 

@@ -261,5 +261,5 @@ func (s *LocalSink) StillOpen(_ context.Context, _ markers.Target, d markers.Del
 		st, known := fp.Producer(d.Producer.ID)
 		open = known && st.Open
 	})
-	return open, nil
+	return open, still(log)
 }

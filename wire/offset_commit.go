@@ -58,7 +58,7 @@ func (h *Handler) commit(ctx context.Context, req *kmsg.OffsetCommitRequest, os 
 	defer h.cfg.Offsets.Announce(req.Group, os)() // before the look at the member, see there
 	view := h.cfg.Groups.View(req.Group)
 	if code := offsets.CheckCommit(view, member, req.Version); code != txnstate.CodeNone {
-		return nil, refusedMember(code, req.Group, member)
+		return nil, h.refusedMember(code, req.Group, member)
 	}
 	codes, err := h.cfg.Offsets.Commit(ctx, req.Group, os)
 	h.ensure(view, req.Group, err)

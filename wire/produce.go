@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -194,6 +195,9 @@ func (h *Handler) verifyPart(p *part, mode fence.Mode, now int64) (ask bool, err
 		return false, err
 	}
 	p.log.With(func(fp *fence.Partition) { p.guard, ask, err = fp.Verify(p.batch, mode, now) })
+	if err != nil {
+		err = cmp.Or(still(p.log), err)
+	}
 	return ask, err
 }
 

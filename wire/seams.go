@@ -85,6 +85,24 @@ type Log interface {
 	Durable(ctx context.Context, offset int64) error
 }
 
+// LogChecker is an optional ability of a Log, for a host whose partitions move
+// between brokers. Check is asked when the producer state was read, before an
+// answer that writes nothing: nil where this broker led the partition at some
+// moment of the call. Otherwise its error, NOT_LEADER_OR_FOLLOWER as a rule, is
+// the answer. What a Log itself answers without writing, an error of admit or a
+// Durable, it checks by itself.
+type LogChecker interface {
+	Check() error
+}
+
+// still asks a Log that can be asked.
+func still(l Log) error {
+	if c, ok := l.(LogChecker); ok {
+		return c.Check()
+	}
+	return nil
+}
+
 // LogStarter is an optional ability of a Log: an append whose end is waited for
 // apart. With it the markers of a batch take one goroutine for each topic, and not
 // one for each marker.

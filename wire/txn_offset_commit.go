@@ -131,14 +131,18 @@ func (h *Handler) stage(ctx context.Context, req *kmsg.TxnOffsetCommitRequest, o
 	defer h.cfg.Offsets.Announce(req.Group, os)() // before the look at the member, see there
 	view := h.cfg.Groups.View(req.Group)
 	if code := offsets.CheckTxnCommit(view, member, req.Version); code != txnstate.CodeNone {
-		return nil, refusedMember(code, req.Group, member)
+		return nil, h.refusedMember(code, req.Group, member)
 	}
 	codes, err := h.cfg.Offsets.Stage(ctx, req.Group, p, guard, os)
 	h.ensure(view, req.Group, err)
 	return codes, err
 }
 
-func refusedMember(code txnstate.Code, group string, c offsets.Caller) error {
+// refusedMember refuses a member that is none, unless another broker knows better.
+func (h *Handler) refusedMember(code txnstate.Code, group string, c offsets.Caller) error {
+	if err := h.cfg.Offsets.Serves(group); err != nil {
+		return err
+	}
 	return code.Errorf("", "member %q, generation %d of group %q", brief(c.MemberID), c.Generation, brief(group))
 }
 

@@ -3,6 +3,11 @@
 //
 //	go run ./examples/broker -listen 127.0.0.1:9092
 //
+// Several brokers are a cluster when they share a directory and are told of one
+// another; each takes over what another that dies has led:
+//
+//	go run ./examples/broker -node 1 -listen 127.0.0.1:9092 -cluster 1=127.0.0.1:9092,2=127.0.0.1:9093,3=127.0.0.1:9094 -data DIR
+//
 // Without -data everything is in memory. With it, what was acknowledged survives
 // kill -9 at any moment. It prints "listening on HOST:PORT" when it accepts
 // connections, and stops cleanly on SIGINT and SIGTERM.
@@ -17,6 +22,8 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -49,7 +56,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		_, err := fmt.Sscan(s, &cfg.NodeID)
 		return err
 	})
-	flags.StringVar((*string)(&cfg.Store), "store", "", "where transactional ids are kept: memory, slotfile or journal (default: journal with -data)")
+	flags.Func("cluster", "all brokers of a cluster that shares the directory of -data, as `id=address,...` (default: this broker alone)", func(s string) (err error) {
+		cfg.Cluster, err = parseCluster(s)
+		return err
+	})
+	flags.StringVar((*string)(&cfg.Markers), "markers", string(minibroker.MarkersRPC), "how a cluster's brokers deliver markers to one another: rpc, or queue, by files in the directory")
+	flags.DurationVar(&cfg.Lease, "lease", 3*time.Second, "after how long without a sign of life the others of a cluster take a broker's work over")
+	flags.StringVar((*string)(&cfg.Store), "store", "", "where transactional ids are kept: memory, slotfile or journal (default: journal with -data, slotfile with -cluster)")
 	flags.StringVar((*string)(&cfg.Fsync), "fsync", string(minibroker.Always), "when the files of -data are synced: always, or never, which survives kill -9 and not a loss of power")
 	flags.DurationVar(&cfg.AbortInterval, "abort-interval", 10*time.Second, "how often to look for transactions that have outlived their timeout")
 	version := flags.Int("transaction-version", 2, "finalised transaction.version: 0, 1 or 2")
@@ -90,4 +103,21 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	case err := <-done:
 		return err
 	}
+}
+
+// parseCluster reads id=address,id=address.
+func parseCluster(s string) (map[int32]string, error) {
+	brokers := map[int32]string{}
+	for _, part := range strings.Split(s, ",") {
+		id, addr, ok := strings.Cut(part, "=")
+		n, err := strconv.ParseInt(id, 10, 32)
+		if !ok || err != nil {
+			return nil, fmt.Errorf("%q is no id=address", part)
+		}
+		if _, twice := brokers[int32(n)]; twice {
+			return nil, fmt.Errorf("broker %d is there twice", n)
+		}
+		brokers[int32(n)] = addr
+	}
+	return brokers, nil
 }

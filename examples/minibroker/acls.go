@@ -19,6 +19,8 @@ import (
 type acls struct {
 	fsys fsx.FS // nil: in memory
 	file string
+	// shared makes a rule for all brokers of a cluster; nil: there is one.
+	shared func(wire.ACL) error
 
 	change sync.Mutex // held during I/O
 	rules  *wire.ACLs
@@ -46,6 +48,9 @@ func openACLs(fsys fsx.FS, file string) (*acls, error) {
 
 // add adds a rule, durably: it is not in force before it is written.
 func (a *acls) add(rule wire.ACL) error {
+	if a.shared != nil {
+		return a.shared(rule)
+	}
 	a.change.Lock()
 	defer a.change.Unlock()
 	if a.fsys != nil {

@@ -137,7 +137,11 @@ func (s *server) answer(ctx, gone context.Context, b []byte, from client) ([]byt
 	if own.waits {
 		ctx = gone
 	}
-	resp, err := s.b.Handle(context.WithValue(ctx, clientKey{}, from), req, anonymous)
+	who := anonymous
+	if c := s.b.cluster; c != nil && id == c.peerID {
+		who = peerPrincipal
+	}
+	resp, err := s.b.Handle(context.WithValue(ctx, clientKey{}, from), req, who)
 	if err != nil || resp == nil {
 		return nil, err
 	}

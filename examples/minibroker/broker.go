@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Broker is one Kafka-compatible broker that is a whole cluster. Its methods may
-// be called concurrently.
+// Broker is one Kafka-compatible broker, a whole cluster by itself or one of
+// several that share a directory. Its methods may be called concurrently.
 type Broker struct {
 	cfg   Config
 	apis  map[int16]api
@@ -30,6 +30,7 @@ type Broker struct {
 	ready chan struct{} // closed when what follows is set
 	ran   atomic.Bool
 
+	cluster     *cluster // nil: this broker is alone
 	topics      *topics
 	acls        *acls // nil with Config.Authorizer
 	auth        wire.Authorizer
@@ -126,11 +127,14 @@ func (b *Broker) Run(ctx context.Context) error {
 	if b.ran.Swap(true) {
 		return errors.New("minibroker: Run was called before")
 	}
-	disk, err := openDir(b.cfg)
-	if err != nil {
-		return err
+	var disk *dir
+	if b.cfg.Cluster == nil {
+		var err error
+		if disk, err = openDir(b.cfg); err != nil {
+			return err
+		}
+		defer disk.close()
 	}
-	defer disk.close()
 	if err := b.open(ctx, disk); err != nil {
 		if b.offsets != nil {
 			_ = b.offsets.Close(ctx) // the first error tells more
@@ -138,8 +142,12 @@ func (b *Broker) Run(ctx context.Context) error {
 		return err
 	}
 	defer b.topics.close()
+	if b.cluster != nil {
+		defer b.cluster.close()
+	}
 
 	var listener net.Listener
+	var err error
 	if b.cfg.Listen != "" {
 		if listener, err = net.Listen("tcp", b.cfg.Listen); err != nil {
 			return fmt.Errorf("minibroker: %w", err)
@@ -164,6 +172,12 @@ func (b *Broker) Run(ctx context.Context) error {
 		})
 	}
 	b.server = newServer(b, serve)
+	if c := b.cluster; c != nil {
+		run(c.run)
+		for _, f := range c.runs {
+			run(f)
+		}
+	}
 	run(b.coordinator.Run)
 	run(b.dispatcher.Run)
 	run(func(ctx context.Context) error { return b.reaper.Run(ctx, b.coordinator) })
@@ -182,6 +196,12 @@ func (b *Broker) accept(ctx context.Context, l net.Listener) error {
 	select {
 	case <-b.coordinator.Ready():
 	case <-ctx.Done():
+	}
+	if c := b.cluster; c != nil {
+		select {
+		case <-c.settled:
+		case <-ctx.Done():
+		}
 	}
 	if ctx.Err() != nil {
 		if l != nil {
@@ -223,6 +243,12 @@ func (b *Broker) Handle(ctx context.Context, req kmsg.Request, who wire.Principa
 	if req == nil {
 		return nil, wire.ErrClose
 	}
+	if c := b.cluster; c != nil {
+		// What another broker has answered before is known here too.
+		if err := c.refresh(); err != nil {
+			b.cfg.Logger.Warn("changes of topics and access rules not read", "err", err)
+		}
+	}
 	if a, ok := b.apis[req.Key()]; ok {
 		if v := req.GetVersion(); v < a.min || v > a.max {
 			return nil, wire.ErrClose
@@ -235,6 +261,9 @@ func (b *Broker) Handle(ctx context.Context, req kmsg.Request, who wire.Principa
 // open puts the parts together.
 func (b *Broker) open(ctx context.Context, disk *dir) (err error) {
 	cfg := b.cfg
+	if cfg.Cluster != nil {
+		return b.openCluster()
+	}
 	var files fsx.FS // nil: in memory
 	if disk != nil {
 		files = cfg.FS
@@ -266,6 +295,22 @@ func (b *Broker) open(ctx context.Context, disk *dir) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := b.openGroups(log); err != nil {
+		return err
+	}
+	if err := b.offsets.Load(ctx); err != nil {
+		return err
+	}
+	store, ids, err := disk.transactions(cfg)
+	if err != nil {
+		return err
+	}
+	return b.openTransactions(store, ids, disk.epoch())
+}
+
+// openGroups makes what knows of groups; nothing is loaded.
+func (b *Broker) openGroups(log kxoffsets.Log) (err error) {
+	cfg := b.cfg
 	b.offsets, err = kxoffsets.New(kxoffsets.Config{Log: log, Now: b.now, Logger: cfg.Logger})
 	if err != nil {
 		return err
@@ -274,48 +319,52 @@ func (b *Broker) open(ctx context.Context, disk *dir) (err error) {
 		now: b.now, delay: cfg.RebalanceDelay, limit: cfg.Limits.Groups, maxMembers: cfg.Limits.GroupMembers,
 		offsets: b.offsets, byID: map[string]*group{},
 	}
-	if err := b.offsets.Load(ctx); err != nil {
-		return err
-	}
-	return b.openTransactions(disk)
+	return nil
 }
 
 // openTransactions puts together the parts of the library that know what a
 // transaction is.
-func (b *Broker) openTransactions(disk *dir) error {
+func (b *Broker) openTransactions(store txnstate.Store, ids txnstate.ProducerIDs, epoch int32) error {
 	cfg := b.cfg
-	store, ids, err := disk.transactions(cfg)
+	local, err := wire.NewLocalSink(wire.LocalSinkConfig{Topics: b.topics, Leader: b.topics, Offsets: b.offsets, Now: b.now, Logger: cfg.Logger})
 	if err != nil {
 		return err
 	}
-	sink, err := wire.NewLocalSink(wire.LocalSinkConfig{Topics: b.topics, Leader: b.topics, Offsets: b.offsets, Now: b.now, Logger: cfg.Logger})
-	if err != nil {
-		return err
+	var sink markerSink = local
+	var ownership txnstate.Ownership
+	var fencer txnstate.Fencer = b.topics
+	if c := b.cluster; c != nil {
+		if sink, err = c.openSink(local); err != nil {
+			return err
+		}
+		ownership, fencer = c.lease, c
 	}
-	b.gate = &gate{LocalSink: sink}
+	if cfg.KafkaFencing {
+		fencer = nil
+	}
+	b.gate = &gate{markerSink: sink}
 	b.dispatcher, err = markers.NewDispatcher(markers.Config{Leaders: b.topics, Sink: b.gate, StopOnFencedEpoch: cfg.StopOnFencedEpoch, Observer: cfg.Deliveries, Logger: cfg.Logger})
 	if err != nil {
 		return err
 	}
 	b.reaper = reaper.New(reaper.Config{Every: cfg.AbortInterval, Now: b.now, Logger: cfg.Logger})
-	var fencer txnstate.Fencer = b.topics
-	if cfg.KafkaFencing {
-		fencer = nil
-	}
 	b.coordinator, err = txnstate.New(txnstate.Config{
 		Store: store, ProducerIDs: ids, Dispatcher: b.dispatcher, Deadlines: b.reaper, Fencer: fencer,
-		CoordinatorEpoch: disk.epoch(), TransactionVersion: cfg.TransactionVersion, TwoPhaseCommit: cfg.TwoPhaseCommit,
+		Ownership: ownership, CoordinatorEpoch: epoch, TransactionVersion: cfg.TransactionVersion, TwoPhaseCommit: cfg.TwoPhaseCommit,
 		EndWait: cfg.EndWait, Observer: cfg.Observer, Now: b.now, Logger: cfg.Logger,
 	})
 	if err != nil {
 		return err
 	}
+	var verifier wire.Verifier // nil: the coordinator
+	if c := b.cluster; c != nil {
+		if verifier, err = c.openVerifier(b.coordinator); err != nil {
+			return err
+		}
+	}
 	b.handler, err = wire.New(wire.Config{
 		Topics: b.topics, Coordinator: b.coordinator, Leader: b.topics, Offsets: b.offsets, Groups: b.groups,
-		FindCoordinator: func(context.Context, int8, string) (int32, string, int32, error) {
-			host, port := b.advertised()
-			return cfg.NodeID, host, port, nil
-		},
+		FindCoordinator: b.findCoordinator, Verifier: verifier,
 		Authorizer: b.auth, TwoPhaseCommit: cfg.TwoPhaseCommit, Now: b.now, Logger: cfg.Logger,
 	})
 	return err

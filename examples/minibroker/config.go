@@ -1,6 +1,7 @@
 package minibroker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kafkatxn/kafkatxn/internal/fsx"
+	"github.com/kafkatxn/kafkatxn/lease"
 	"github.com/kafkatxn/kafkatxn/markers"
 	"github.com/kafkatxn/kafkatxn/txnstate"
 	"github.com/kafkatxn/kafkatxn/wire"
@@ -41,6 +43,16 @@ const (
 	Never Fsync = "never"
 )
 
+// MarkerTransport is how markers get to other brokers.
+type MarkerTransport string
+
+const (
+	// MarkersRPC sends WriteTxnMarkers requests, as Kafka does.
+	MarkersRPC MarkerTransport = "rpc"
+	// MarkersQueue puts them into files in the shared directory.
+	MarkersQueue MarkerTransport = "queue"
+)
+
 // Limits bound what clients can make the broker keep. Zero is the default.
 type Limits struct {
 	Connections  int // at a time; 4096. One more is closed at once.
@@ -64,8 +76,21 @@ type Config struct {
 	NodeID    int32
 	ClusterID string // "" is "kafkatxn"
 
-	// Dir is where everything is kept; it belongs to this broker alone. ""
-	// keeps everything in memory.
+	// Cluster is the addresses of all brokers of a cluster, this one among them, by
+	// their node ids; it is the same for each. They share Dir, and find one
+	// another by it. nil: this broker is the whole cluster.
+	Cluster map[int32]string
+	// Lease is after how long without a sign of life the others take a broker's
+	// work over; zero is 3 seconds. It is the same for each.
+	Lease time.Duration
+	// Markers says how the brokers of a cluster deliver markers to one another; ""
+	// is MarkersRPC.
+	Markers MarkerTransport
+	// Dial connects to another broker of a cluster; nil is TCP.
+	Dial func(ctx context.Context, addr string) (net.Conn, error)
+
+	// Dir is where everything is kept; it belongs to this broker, or this cluster,
+	// alone. "" keeps everything in memory.
 	Dir string
 	// FS is the file system of Dir; nil is the real one.
 	FS    fsx.FS
@@ -139,13 +164,23 @@ func (c Config) withDefaults() Config {
 		c.ClusterID = "kafkatxn"
 	}
 	if c.Store == "" {
-		c.Store = Memory
-		if c.Dir != "" {
+		switch {
+		case c.Cluster != nil:
+			c.Store = SlotFile
+		case c.Dir != "":
 			c.Store = Journal
+		default:
+			c.Store = Memory
 		}
 	}
 	if c.Fsync == "" {
 		c.Fsync = Always
+	}
+	if c.Markers == "" {
+		c.Markers = MarkersRPC
+	}
+	if c.Lease == 0 {
+		c.Lease = lease.DefaultTTL
 	}
 	if c.FS == nil {
 		c.FS = fsx.OS()
@@ -189,6 +224,19 @@ func (c Config) validate() error {
 		_, _, err := splitHostPort(c.Advertise)
 		complain(err != nil, "Config.Advertise: %v", err)
 	}
+	if c.Cluster != nil {
+		complain(c.Dir == "", "Config.Cluster needs a Dir that its brokers share")
+		complain(c.Store != "" && c.Store != SlotFile, "Config.Store %q in a cluster, which needs %q", c.Store, SlotFile)
+		_, ok := c.Cluster[c.NodeID]
+		complain(!ok, "Config.Cluster is without Config.NodeID, which is %d", c.NodeID)
+		for id, addr := range c.Cluster {
+			complain(id < 0, "Config.Cluster has node id %d, and node ids begin at 0", id)
+			_, _, err := splitHostPort(addr)
+			complain(err != nil, "Config.Cluster: %v", err)
+		}
+	}
+	complain(c.Lease < 0, "Config.Lease is %v", c.Lease)
+	complain(c.Markers != "" && c.Markers != MarkersRPC && c.Markers != MarkersQueue, "Config.Markers is %q, and %q and %q are known", c.Markers, MarkersRPC, MarkersQueue)
 	for name, n := range c.Topics {
 		complain(n < 1, "Config.Topics: %q with %d partitions", name, n)
 		err := validTopicName(name)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/kafkatxn/kafkatxn/markers"
 	"github.com/kafkatxn/kafkatxn/txnstate"
-	"github.com/kafkatxn/kafkatxn/wire"
 )
 
 // Advance moves the broker's clock on by d and does what that has made due:
@@ -88,9 +87,15 @@ func (b *Broker) Expire(ctx context.Context, txnID string) error {
 	return b.coordinator.Expire(ctx, txnID, b.now().Add(centuries))
 }
 
+// markerSink is what markers go to.
+type markerSink interface {
+	markers.Sink
+	markers.OpenChecker
+}
+
 // gate stands before the sink of markers, and can be shut.
 type gate struct {
-	*wire.LocalSink
+	markerSink
 
 	mu    sync.Mutex
 	holds int
@@ -130,5 +135,5 @@ func (g *gate) WriteMarkers(ctx context.Context, to markers.Target, ds []markers
 			return make([]markers.Result, len(ds)) // Retry
 		}
 	}
-	return g.LocalSink.WriteMarkers(ctx, to, ds)
+	return g.markerSink.WriteMarkers(ctx, to, ds)
 }

@@ -92,14 +92,14 @@ func (b *Broker) fetchable(ctx context.Context, who wire.Principal, r *kmsg.Fetc
 		f.err = kafkaErrorf(kerr.TopicAuthorizationFailed, "%s has no READ on topic %q", who, name)
 		return f
 	}
-	if t != nil && p.Partition >= 0 && p.Partition < t.internal {
+	if t.has(p.Partition) && t.internal {
 		if p.FetchOffset != 0 {
 			f.err = kafkaErrorf(kerr.OffsetOutOfRange, "topic %q shows nothing", name)
 		}
 		return f
 	}
 	if f.log, f.err = b.topics.log(t, p.Partition); f.err == nil {
-		f.err = checkLeaderEpoch(p.CurrentLeaderEpoch)
+		f.err = f.log.checkEpoch(p.CurrentLeaderEpoch)
 	}
 	return f
 }
@@ -126,7 +126,10 @@ func (f *fetched) answer(partition int32, committed bool) kmsg.FetchResponseTopi
 	x.RecordBatches = []byte{}
 	if f.err == nil && f.log != nil {
 		var raw []byte
-		if raw, f.err = f.log.read(f.slice); raw != nil {
+		if raw, f.err = f.log.read(f.slice); f.err == nil {
+			f.err = f.log.Check()
+		}
+		if f.err == nil && raw != nil {
 			x.RecordBatches = raw
 		}
 	}

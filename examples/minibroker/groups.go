@@ -8,6 +8,7 @@ import (
 	"time"
 
 	kxoffsets "github.com/kafkatxn/kafkatxn/offsets"
+	"github.com/kafkatxn/kafkatxn/txnstate"
 	"github.com/kafkatxn/kafkatxn/wire"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -22,6 +23,8 @@ type groups struct {
 	limit      int // groups
 	maxMembers int // of a group
 	offsets    *kxoffsets.Manager
+	// elsewhere is why a group is not served here; nil: all groups are.
+	elsewhere func(id string) error
 
 	mu   sync.Mutex
 	byID map[string]*group
@@ -29,8 +32,45 @@ type groups struct {
 
 var _ kxoffsets.Groups = (*groups)(nil)
 
+// here is nil where a group is served by this broker.
+func (gs *groups) here(id string) *kerr.Error {
+	if gs.elsewhere == nil {
+		return nil
+	}
+	if err := gs.elsewhere(id); err != nil {
+		return kerr.TypedErrorForCode(codeOf(err))
+	}
+	return nil
+}
+
+// forget drops the groups of a partition: another broker coordinates them, and
+// their members join again there.
+func (gs *groups) forget(partition int32) {
+	gs.mu.Lock()
+	var gone []*group
+	for id, g := range gs.byID {
+		if txnstate.OffsetsPartition(id) == partition {
+			delete(gs.byID, id)
+			gone = append(gone, g)
+		}
+	}
+	gs.mu.Unlock()
+	for _, g := range gone {
+		g.mu.Lock()
+		for _, m := range g.members {
+			m.answerJoin(&kmsg.JoinGroupResponse{ErrorCode: kerr.NotCoordinator.Code, Generation: -1, MemberID: m.id})
+			m.answerSync(&kmsg.SyncGroupResponse{ErrorCode: kerr.NotCoordinator.Code})
+		}
+		g.state, g.members, g.instances, g.pending = kxoffsets.GroupDead, map[string]*member{}, map[string]string{}, map[string]time.Time{}
+		g.mu.Unlock()
+	}
+}
+
 // forJoin is the group to join, locked, and made where create is set.
 func (gs *groups) forJoin(id string, create bool) (*group, *kerr.Error) {
+	if e := gs.here(id); e != nil {
+		return nil, e
+	}
 	gs.mu.Lock()
 	g := gs.byID[id]
 	switch {
@@ -171,6 +211,8 @@ func (b *Broker) describeGroups(ctx context.Context, who wire.Principal, r *kmsg
 		x.Group = id
 		if !b.may(ctx, who, wire.OpDescribe, wire.GroupResource, id) {
 			x.ErrorCode = kerr.GroupAuthorizationFailed.Code
+		} else if e := b.groups.here(id); e != nil {
+			x.ErrorCode = e.Code
 		} else if g := b.groups.find(id); g != nil {
 			g.describe(&x)
 			g.mu.Unlock()
@@ -232,6 +274,8 @@ func (b *Broker) deleteGroups(ctx context.Context, who wire.Principal, r *kmsg.D
 		x.Group = id
 		if !b.may(ctx, who, wire.OpDelete, wire.GroupResource, id) {
 			x.ErrorCode = kerr.GroupAuthorizationFailed.Code
+		} else if e := b.groups.here(id); e != nil {
+			x.ErrorCode = e.Code
 		} else {
 			x.ErrorCode = b.groups.delete(ctx, id)
 		}

@@ -194,9 +194,9 @@ func (b *Broker) syncGroup(ctx context.Context, who wire.Principal, r *kmsg.Sync
 	case r.Version >= 5 && (r.ProtocolType == nil || r.Protocol == nil):
 		return refuse(kerr.InconsistentGroupProtocol)
 	}
-	g := b.groups.find(r.Group)
-	if g == nil {
-		return refuse(kerr.UnknownMemberID)
+	g, e := b.groups.forJoin(r.Group, false)
+	if e != nil {
+		return refuse(e)
 	}
 	answer, wait := g.sync(r, b.now())
 	g.mu.Unlock()
@@ -264,9 +264,9 @@ func (b *Broker) heartbeat(ctx context.Context, who wire.Principal, r *kmsg.Hear
 	case r.Group == "":
 		return refuse(kerr.InvalidGroupID)
 	}
-	g := b.groups.find(r.Group)
-	if g == nil {
-		return refuse(kerr.UnknownMemberID)
+	g, e := b.groups.forJoin(r.Group, false)
+	if e != nil {
+		return refuse(e)
 	}
 	defer g.mu.Unlock()
 	if e := g.checkGeneration(r.MemberID, r.InstanceID, r.Generation); e != nil {
@@ -295,6 +295,9 @@ func (b *Broker) leaveGroup(ctx context.Context, who wire.Principal, r *kmsg.Lea
 	leaving := r.Members
 	if r.Version < 3 {
 		leaving = []kmsg.LeaveGroupRequestMember{{MemberID: r.MemberID}}
+	}
+	if e := b.groups.here(r.Group); e != nil {
+		return refuse(e)
 	}
 	g := b.groups.find(r.Group)
 	if g != nil {

@@ -28,7 +28,7 @@ func (b *Broker) listOffsets(ctx context.Context, who wire.Principal, r *kmsg.Li
 			y.Partition, y.Timestamp, y.Offset, y.LeaderEpoch = p.Partition, -1, -1, -1
 			o, err := b.listOffset(ctx, who, t.Topic, p, r.IsolationLevel == readCommitted)
 			if err == nil && o.offset >= 0 {
-				y.Timestamp, y.Offset, y.LeaderEpoch = o.timestamp, o.offset, leaderEpoch
+				y.Timestamp, y.Offset, y.LeaderEpoch = o.timestamp, o.offset, o.epoch
 			}
 			y.ErrorCode = codeOf(err)
 			x.Partitions = append(x.Partitions, y)
@@ -43,19 +43,30 @@ func (b *Broker) listOffset(ctx context.Context, who wire.Principal, topic strin
 		return timedOffset{}, kafkaErrorf(kerr.TopicAuthorizationFailed, "%s has no DESCRIBE on topic %q", who, topic)
 	}
 	t := b.topics.get(topic)
-	if t != nil && p.Partition >= 0 && p.Partition < t.internal {
+	if t.has(p.Partition) && t.internal {
 		if p.Timestamp == atLatest || p.Timestamp == atEarliest {
 			return timedOffset{timestamp: -1}, nil
 		}
-		return timedOffset{-1, -1}, nil
+		return noOffset, nil
 	}
 	l, err := b.topics.log(t, p.Partition)
 	if err != nil {
 		return timedOffset{}, err
 	}
-	if err := checkLeaderEpoch(p.CurrentLeaderEpoch); err != nil {
+	if err := l.checkEpoch(p.CurrentLeaderEpoch); err != nil {
 		return timedOffset{}, err
 	}
+	o, err := l.lookUp(p.Timestamp, committed)
+	if err == nil {
+		err = l.Check()
+	}
+	o.epoch = l.epoch
+	return o, err
+}
+
+// lookUp finds what ListOffsets asks for by a time, or by a number that stands for
+// one.
+func (l *partitionLog) lookUp(timestamp int64, committed bool) (timedOffset, error) {
 	at, err := l.ends()
 	if err != nil {
 		return timedOffset{}, err
@@ -65,27 +76,27 @@ func (b *Broker) listOffset(ctx context.Context, who wire.Principal, topic strin
 		end = at.stable
 	}
 	switch {
-	case p.Timestamp == atLatest:
-		return timedOffset{end, -1}, nil
-	case p.Timestamp == atEarliest, p.Timestamp == atEarliestLocal:
-		return timedOffset{0, -1}, nil
-	case p.Timestamp == atMaxTimestamp:
+	case timestamp == atLatest:
+		return timedOffset{offset: end, timestamp: -1}, nil
+	case timestamp == atEarliest, timestamp == atEarliestLocal:
+		return timedOffset{timestamp: -1}, nil
+	case timestamp == atMaxTimestamp:
 		return l.newest(at.high)
-	case p.Timestamp == atLatestTiered:
-		return timedOffset{-1, -1}, nil
-	case p.Timestamp < 0:
-		return timedOffset{}, kafkaErrorf(kerr.UnsupportedVersion, "timestamp %d", p.Timestamp)
+	case timestamp == atLatestTiered:
+		return noOffset, nil
+	case timestamp < 0:
+		return timedOffset{}, kafkaErrorf(kerr.UnsupportedVersion, "timestamp %d", timestamp)
 	}
-	return l.firstFrom(p.Timestamp, end)
+	return l.firstFrom(timestamp, end)
 }
 
-// checkLeaderEpoch compares what a client knows of the leader; -1 is nothing.
-func checkLeaderEpoch(known int32) error {
+// checkEpoch compares what a client knows of the leader; -1 is nothing.
+func (l *partitionLog) checkEpoch(known int32) error {
 	switch {
-	case known > leaderEpoch:
-		return kafkaErrorf(kerr.UnknownLeaderEpoch, "leader epoch %d, and it is %d", known, leaderEpoch)
-	case known >= 0 && known < leaderEpoch:
-		return kafkaErrorf(kerr.FencedLeaderEpoch, "leader epoch %d, and it is %d", known, leaderEpoch)
+	case known > l.epoch:
+		return kafkaErrorf(kerr.UnknownLeaderEpoch, "leader epoch %d, and it is %d", known, l.epoch)
+	case known >= 0 && known < l.epoch:
+		return kafkaErrorf(kerr.FencedLeaderEpoch, "leader epoch %d, and it is %d", known, l.epoch)
 	}
 	return nil
 }
@@ -93,7 +104,10 @@ func checkLeaderEpoch(known int32) error {
 // timedOffset is a record's offset and timestamp; -1 for none.
 type timedOffset struct {
 	offset, timestamp int64
+	epoch             int32 // of the leader
 }
+
+var noOffset = timedOffset{offset: -1, timestamp: -1}
 
 // firstFrom is the first record below end of a time, or later.
 func (l *partitionLog) firstFrom(ms, end int64) (timedOffset, error) {
@@ -111,7 +125,7 @@ func (l *partitionLog) firstFrom(ms, end int64) (timedOffset, error) {
 	l.mu.Unlock()
 	o, err := l.record(found, func(t int64) bool { return t >= ms })
 	if o.offset >= end {
-		o = timedOffset{-1, -1}
+		o = noOffset
 	}
 	return o, err
 }
@@ -140,7 +154,7 @@ func (l *partitionLog) newest(end int64) (timedOffset, error) {
 // later than the one looked for.
 func (l *partitionLog) record(s slice, match func(ms int64) bool) (timedOffset, error) {
 	if len(s.batches) == 0 {
-		return timedOffset{-1, -1}, nil
+		return noOffset, nil
 	}
 	b := s.batches[0]
 	raw, err := l.read(s)
@@ -165,8 +179,8 @@ func (l *partitionLog) record(s slice, match func(ms int64) bool) (timedOffset, 
 			break
 		}
 		if match(first+dt) && do >= 0 && do <= b.last-b.base {
-			return timedOffset{b.base + do, first + dt}, nil
+			return timedOffset{offset: b.base + do, timestamp: first + dt}, nil
 		}
 	}
-	return timedOffset{b.base, b.maxTimestamp}, nil
+	return timedOffset{offset: b.base, timestamp: b.maxTimestamp}, nil
 }

@@ -19,18 +19,15 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 )
 
-// leaderEpoch is the epoch of every partition: this broker is the only replica
-// that there is or was.
-const leaderEpoch = 0
-
 // partitionLog is one partition: its batches and the state of its producers. It
 // implements wire.Log. With a file, which all partitions of the topic share,
 // readers see only what is on the disk; without one, everything is kept in memory.
 type partitionLog struct {
 	name     string // topic/partition, for errors
 	number   uint32 // of the partition
-	file     *segment.Segment
-	maxBatch int // bytes
+	file     logFile
+	epoch    int32 // of the leader; 0 where this broker alone ever was
+	maxBatch int   // bytes
 
 	mu      sync.Mutex // never held during I/O
 	state   *fence.Partition
@@ -45,8 +42,22 @@ type partitionLog struct {
 	waiting map[chan<- struct{}]struct{}
 }
 
+// logFile is where the bytes of a log are: a segment.Segment, or what a cluster has
+// instead.
+type logFile interface {
+	Add(parts ...[]byte) (pos int64, r *segment.Round, err error)
+	Wait(r *segment.Round) error
+	ReadAt(b []byte, pos int64) error
+	Close()
+}
+
+// fileChecker is a logFile that other brokers can take over. Check fails where
+// one has.
+type fileChecker interface{ Check() error }
+
 var (
 	_ wire.Log        = (*partitionLog)(nil)
+	_ wire.LogChecker = (*partitionLog)(nil)
 	_ wire.LogStarter = (*partitionLog)(nil)
 )
 
@@ -108,24 +119,7 @@ const batchPartition = 4
 // openLogs reads the logs of a topic from their file, which need not exist.
 func openLogs(topic string, n int32, maxBatch int, fsys fsx.FS, path string, fsync bool) ([]*partitionLog, error) {
 	ls := newLogs(topic, n, maxBatch)
-	file, err := segment.Open(fsys, path, fsync, func(r segment.Stored) error {
-		pos, b := r.Pos, r.Payload
-		for len(b) > 0 {
-			if len(b) < batchPartition {
-				return fmt.Errorf("%d bytes where the number of a partition should be", len(b))
-			}
-			p := binary.BigEndian.Uint32(b)
-			if p >= uint32(n) {
-				return fmt.Errorf("a batch of partition %d, and topic %q has %d", p, topic, n)
-			}
-			size, err := ls[p].replay(pos+batchPartition, b[batchPartition:])
-			if err != nil {
-				return fmt.Errorf("partition %s: %w", ls[p].name, err)
-			}
-			b, pos = b[batchPartition+size:], pos+batchPartition+int64(size)
-		}
-		return nil
-	})
+	file, err := segment.Open(fsys, path, fsync, func(r segment.Stored) error { return replayRound(topic, ls, r) })
 	if err != nil {
 		return nil, fmt.Errorf("topic %s: %w", topic, err)
 	}
@@ -134,6 +128,26 @@ func openLogs(topic string, n int32, maxBatch int, fsys fsx.FS, path string, fsy
 		l.advance(l.end)
 	}
 	return ls, nil
+}
+
+// replayRound takes in what is in one round; logs that are nil are not there.
+func replayRound(topic string, ls []*partitionLog, r segment.Stored) error {
+	pos, b := r.Pos, r.Payload
+	for len(b) > 0 {
+		if len(b) < batchPartition {
+			return fmt.Errorf("%d bytes where the number of a partition should be", len(b))
+		}
+		p := binary.BigEndian.Uint32(b)
+		if p >= uint32(len(ls)) || ls[p] == nil {
+			return fmt.Errorf("a batch of partition %d, and topic %q has %d", p, topic, len(ls))
+		}
+		size, err := ls[p].replay(pos+batchPartition, b[batchPartition:])
+		if err != nil {
+			return fmt.Errorf("partition %s: %w", ls[p].name, err)
+		}
+		b, pos = b[batchPartition+size:], pos+batchPartition+int64(size)
+	}
+	return nil
 }
 
 // replay takes in the batch at the front of b, without any check: it was checked
@@ -208,6 +222,9 @@ func (l *partitionLog) Start(b []byte, admit func(p *fence.Partition, base int64
 	}
 	end, r, err := l.enqueue(h, b, admit)
 	if err != nil {
+		if cerr := l.Check(); cerr != nil {
+			return nil, cerr // what was refused was refused by a state out of date
+		}
 		return nil, err
 	}
 	return func(context.Context) error { return l.settle(r, end) }, nil
@@ -244,7 +261,7 @@ func (l *partitionLog) enqueue(h fence.Batch, b []byte, admit func(p *fence.Part
 	var front [batchLeaderEpoch + 4]byte
 	copy(front[:], b)
 	binary.BigEndian.PutUint64(front[:], uint64(base))
-	binary.BigEndian.PutUint32(front[batchLeaderEpoch:], leaderEpoch)
+	binary.BigEndian.PutUint32(front[batchLeaderEpoch:], uint32(l.epoch))
 	if l.file == nil {
 		data := slices.Concat(front[:], b[len(front):])
 		l.enter(h, base, len(b), 0, data)
@@ -270,7 +287,7 @@ func (l *partitionLog) Durable(ctx context.Context, offset int64) error {
 		case err != nil:
 			return err
 		case offset < at.high:
-			return nil
+			return l.Check()
 		}
 		select {
 		case <-more:
@@ -280,10 +297,31 @@ func (l *partitionLog) Durable(ctx context.Context, offset int64) error {
 	}
 }
 
+// Check is wire.LogChecker's: it fails where another broker has taken the log over.
+func (l *partitionLog) Check() error {
+	c, ok := l.file.(fileChecker)
+	if !ok {
+		return nil
+	}
+	err := c.Check()
+	if err != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.offline(err)
+	}
+	return nil
+}
+
 // offline ends the partition's service; mu is held. Deleting it does so too, and
 // its reason stays.
 func (l *partitionLog) offline(err error) error {
-	if l.failed == nil {
+	var coded *txnstate.Error
+	switch {
+	case l.failed != nil:
+	case errors.As(err, &coded):
+		l.failed = coded
+		l.wake()
+	default:
 		l.failed = txnstate.CodeKafkaStorageError.Errorf("", "partition %s is offline until the next start: %w", l.name, err)
 		l.wake()
 	}

@@ -3,20 +3,23 @@ package minibroker
 import (
 	"context"
 	"math"
+	"slices"
 
 	"github.com/kafkatxn/kafkatxn/wire"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// metadata names the one broker and describes topics.
+// metadata names the brokers and describes topics.
 func (b *Broker) metadata(ctx context.Context, who wire.Principal, r *kmsg.MetadataRequest) (kmsg.Response, error) {
 	resp := r.ResponseKind().(*kmsg.MetadataResponse)
-	host, port := b.advertised()
-	self := kmsg.NewMetadataResponseBroker()
-	self.NodeID, self.Host, self.Port = b.cfg.NodeID, host, port
-	resp.Brokers = append(resp.Brokers, self)
-	resp.ClusterID, resp.ControllerID = kmsg.StringPtr(b.cfg.ClusterID), b.cfg.NodeID
+	for _, id := range b.brokers() {
+		x := kmsg.NewMetadataResponseBroker()
+		x.NodeID = id
+		x.Host, x.Port = b.address(id)
+		resp.Brokers = append(resp.Brokers, x)
+	}
+	resp.ClusterID, resp.ControllerID = kmsg.StringPtr(b.cfg.ClusterID), resp.Brokers[0].NodeID
 	resp.AuthorizedOperations = math.MinInt32
 	if r.Topics == nil || r.Version == 0 && len(r.Topics) == 0 {
 		for _, t := range b.topics.all() {
@@ -71,8 +74,12 @@ func (b *Broker) describeTopic(t *topic) kmsg.MetadataResponseTopic {
 	x.Topic, x.TopicID, x.IsInternal = kmsg.StringPtr(t.name), t.id, internalTopic(t.name)
 	for p := range t.partitions() {
 		y := kmsg.NewMetadataResponseTopicPartition()
-		y.Partition, y.Leader, y.LeaderEpoch = p, b.cfg.NodeID, leaderEpoch
-		y.Replicas, y.ISR = []int32{b.cfg.NodeID}, []int32{b.cfg.NodeID}
+		y.Partition = p
+		if y.Leader, y.LeaderEpoch = b.topics.leader(t, p); y.Leader < 0 {
+			y.ErrorCode = kerr.LeaderNotAvailable.Code
+		} else {
+			y.Replicas, y.ISR = []int32{y.Leader}, []int32{y.Leader}
+		}
 		x.Partitions = append(x.Partitions, y)
 	}
 	return x
@@ -128,14 +135,14 @@ func (b *Broker) createTopic(q kmsg.CreateTopicsRequestTopic, dryRun bool) (*top
 	case assigned > 0:
 		seen := map[int32]bool{}
 		for _, a := range q.ReplicaAssignment {
-			if a.Partition < 0 || a.Partition >= assigned || seen[a.Partition] || len(a.Replicas) != 1 || a.Replicas[0] != b.cfg.NodeID {
-				return nil, kafkaErrorf(kerr.InvalidReplicaAssignment, "partition %d on %v, and broker %d is the only one", a.Partition, a.Replicas, b.cfg.NodeID)
+			if a.Partition < 0 || a.Partition >= assigned || seen[a.Partition] || len(a.Replicas) != 1 || !slices.Contains(b.brokers(), a.Replicas[0]) {
+				return nil, kafkaErrorf(kerr.InvalidReplicaAssignment, "partition %d on %v, and brokers %v are there", a.Partition, a.Replicas, b.brokers())
 			}
 			seen[a.Partition] = true
 		}
 		partitions = assigned
 	case q.ReplicationFactor != -1 && q.ReplicationFactor != 1:
-		return nil, kafkaErrorf(kerr.InvalidReplicationFactor, "%d replicas, and there is one broker", q.ReplicationFactor)
+		return nil, kafkaErrorf(kerr.InvalidReplicationFactor, "%d replicas, and there is one of everything", q.ReplicationFactor)
 	case partitions == -1:
 		partitions = max(b.cfg.AutoCreatePartitions, 1) // num.partitions
 	}
@@ -183,6 +190,9 @@ func (b *Broker) deleteTopic(ctx context.Context, who wire.Principal, q kmsg.Del
 		return err
 	}
 	x.Topic, x.TopicID = kmsg.StringPtr(name), t.id
+	if b.cluster != nil {
+		return nil // what follows has been done with the change, by each broker
+	}
 	// A topic that is made again with the name starts without committed offsets.
 	return b.offsets.DeleteTopic(ctx, name)
 }

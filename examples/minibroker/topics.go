@@ -27,15 +27,34 @@ import (
 type topic struct {
 	name     string
 	id       [16]byte
-	logs     []*partitionLog // none of the topic that groups stand for
-	internal int32           // partitions of that one
+	count    int32           // partitions
+	internal bool            // it is the one that groups stand for
+	logs     []*partitionLog // none of that one; in a cluster, see sharedTopics
 }
 
-func (t *topic) partitions() int32 {
-	if t.internal > 0 {
-		return t.internal
-	}
-	return int32(len(t.logs))
+func (t *topic) partitions() int32 { return t.count }
+
+// has reports whether there is a partition with a number; t may be nil.
+func (t *topic) has(partition int32) bool {
+	return t != nil && partition >= 0 && partition < t.count
+}
+
+// sharedTopics is what a cluster does otherwise: topics are made and deleted for
+// all brokers, and the log of a partition is led by one of them.
+type sharedTopics interface {
+	create(name string, partitions int32, dryRun bool) (*topic, error)
+	delete(name string) (*topic, error)
+	// refresh takes in what others have made and deleted until now.
+	refresh() error
+	// log is the log of a partition that is there, if this broker leads it.
+	log(t *topic, partition int32) (*partitionLog, error)
+	logs() []*partitionLog
+	// owner is the broker that is to lead a partition, or -1; leader tells its
+	// epoch too.
+	owner(t *topic, partition int32) (node int32)
+	leader(t *topic, partition int32) (node, epoch int32)
+	// coordinator is the broker that is to serve a partition of groups, or -1.
+	coordinator(offsetsPartition int32) (node int32)
 }
 
 // topics is the table of topics. On disk a topic is a directory that is named
@@ -55,6 +74,8 @@ type topics struct {
 	fsync bool
 	node  markers.Target
 	limit Limits
+
+	shared sharedTopics // nil: this broker is alone
 
 	change sync.Mutex // one topic is made or deleted at a time; held during I/O
 	failed error      // a change that failed: what is on the disk is known at the next start
@@ -86,19 +107,25 @@ type topicJSON struct {
 	Partitions int32  `json:"partitions"`
 }
 
-// openTopics reads the table and every log. fsys nil keeps all in memory.
-func openTopics(fsys fsx.FS, dir string, cfg Config) (*topics, error) {
+// newTopics is a table with nothing but the topics that are always there.
+func newTopics(fsys fsx.FS, dir string, cfg Config) *topics {
 	ts := &topics{
 		fsys: fsys, dir: dir, fsync: cfg.Fsync == Always, node: markers.Target(cfg.NodeID), limit: cfg.Limits,
 		byName: map[string]*topic{}, byID: map[[16]byte]*topic{},
 	}
 	// Groups stand for its partitions; nothing else is ever in it. The id is
 	// fixed: clients may hold it across a restart.
-	ts.put(&topic{name: txnstate.OffsetsTopic, id: [16]byte{15: 1}, internal: txnstate.OffsetsPartitions})
+	ts.put(&topic{name: txnstate.OffsetsTopic, id: [16]byte{15: 1}, count: txnstate.OffsetsPartitions, internal: true})
 	// Nothing of the broker's is in it, but Kafka has it, and takes its partitions
 	// into a transaction where a broker asks for that: they take the markers.
-	ts.put(&topic{name: stateTopic, id: [16]byte{15: 2}, logs: newLogs(stateTopic, txnstate.Slots, cfg.Limits.BatchBytes)})
+	ts.put(&topic{name: stateTopic, id: [16]byte{15: 2}, count: txnstate.Slots, logs: newLogs(stateTopic, txnstate.Slots, cfg.Limits.BatchBytes)})
 	ts.count = 0
+	return ts
+}
+
+// openTopics reads the table and every log. fsys nil keeps all in memory.
+func openTopics(fsys fsx.FS, dir string, cfg Config) (*topics, error) {
+	ts := newTopics(fsys, dir, cfg)
 	if fsys == nil {
 		return ts, nil
 	}
@@ -139,7 +166,7 @@ func (ts *topics) open(base string) error {
 	if err != nil || len(id) != 16 || j.ID != base || validTopicName(j.Name) != nil || j.Partitions < 1 {
 		return fmt.Errorf("%s: not a topic that could be of this directory: %s", filepath.Join(dir, topicFile), raw)
 	}
-	t := &topic{name: j.Name, id: [16]byte(id)}
+	t := &topic{name: j.Name, id: [16]byte(id), count: j.Partitions}
 	if ts.byName[t.name] != nil {
 		return fmt.Errorf("%s: topic %q is there twice", dir, t.name)
 	}
@@ -186,7 +213,16 @@ func (ts *topics) put(t *topic) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	ts.byName[t.name], ts.byID[t.id] = t, t
-	ts.count += len(t.logs)
+	ts.count += int(t.count)
+}
+
+// drop takes a topic out of the table.
+func (ts *topics) drop(t *topic) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	delete(ts.byName, t.name)
+	delete(ts.byID, t.id)
+	ts.count -= int(t.count)
 }
 
 // validTopicName is nil for a name that Kafka allows (Topic.validate).
@@ -218,6 +254,9 @@ func (ts *topics) create(name string, partitions int32, dryRun bool) (*topic, er
 	if partitions < 1 {
 		return nil, kafkaErrorf(kerr.InvalidPartitions, "%d partitions", partitions)
 	}
+	if ts.shared != nil {
+		return ts.shared.create(name, partitions, dryRun)
+	}
 	ts.change.Lock()
 	defer ts.change.Unlock()
 	if ts.failed != nil {
@@ -226,7 +265,7 @@ func (ts *topics) create(name string, partitions int32, dryRun bool) (*topic, er
 	if err := ts.admit(name, partitions); err != nil {
 		return nil, err
 	}
-	t := &topic{name: name, logs: newLogs(name, partitions, ts.limit.BatchBytes)}
+	t := &topic{name: name, count: partitions, logs: newLogs(name, partitions, ts.limit.BatchBytes)}
 	_, _ = rand.Read(t.id[:]) // never fails
 	if dryRun {
 		return t, nil
@@ -245,7 +284,7 @@ func (ts *topics) create(name string, partitions int32, dryRun bool) (*topic, er
 }
 
 func (ts *topics) store(dir string, t *topic) error {
-	raw, err := json.Marshal(topicJSON{Name: t.name, ID: hex.EncodeToString(t.id[:]), Partitions: int32(len(t.logs))})
+	raw, err := json.Marshal(topicJSON{Name: t.name, ID: hex.EncodeToString(t.id[:]), Partitions: t.count})
 	if err != nil {
 		return err
 	}
@@ -289,6 +328,9 @@ func internalTopic(name string) bool {
 // delete removes a topic, and returns what it was. Without an error the topic does
 // not come back.
 func (ts *topics) delete(name string) (*topic, error) {
+	if ts.shared != nil {
+		return ts.shared.delete(name)
+	}
 	ts.change.Lock()
 	defer ts.change.Unlock()
 	t := ts.get(name)
@@ -315,11 +357,7 @@ func (ts *topics) delete(name string) (*topic, error) {
 			return nil, ts.failed
 		}
 	}
-	ts.mu.Lock()
-	delete(ts.byName, t.name)
-	delete(ts.byID, t.id)
-	ts.count -= len(t.logs)
-	ts.mu.Unlock()
+	ts.drop(t)
 	for _, l := range t.logs {
 		l.remove()
 	}
@@ -356,8 +394,14 @@ func (ts *topics) all() []*topic {
 	return out
 }
 
-// eachLog calls f with every log.
+// eachLog calls f with every log of this broker.
 func (ts *topics) eachLog(f func(*partitionLog)) {
+	if ts.shared != nil {
+		for _, l := range ts.shared.logs() {
+			f(l)
+		}
+		return
+	}
 	for _, t := range ts.all() {
 		for _, l := range t.logs {
 			f(l)
@@ -380,11 +424,13 @@ func (t *topic) wire() (wire.Topic, bool) {
 	return wire.Topic{Name: t.name, ID: t.id, Partitions: t.partitions(), Internal: internalTopic(t.name)}, true
 }
 
-// Deleted is wire.TopicDeletions'. There is no other broker that this one might
-// not have heard of.
+// Deleted is wire.TopicDeletions'. What another broker has made and this one has
+// not heard of is not deleted.
 func (ts *topics) Deleted(name string, partition int32) bool {
-	t := ts.get(name)
-	return t == nil || partition < 0 || partition >= t.partitions()
+	if ts.shared != nil && ts.shared.refresh() != nil {
+		return false
+	}
+	return !ts.get(name).has(partition)
 }
 
 // Leader is markers.LeaderResolver's.
@@ -393,7 +439,27 @@ func (ts *topics) Leader(p txnstate.Participant) (markers.Target, markers.Standi
 	if w.Kind == txnstate.KindPartition && ts.Deleted(w.Name, w.Index) {
 		return 0, markers.Gone
 	}
-	return ts.node, markers.Known
+	if ts.shared == nil {
+		return ts.node, markers.Known
+	}
+	node := int32(-1)
+	if n, ok := w.Offsets(); ok {
+		node = ts.shared.coordinator(n)
+	} else if t := ts.get(w.Name); t.has(w.Index) {
+		node = ts.shared.owner(t, w.Index)
+	}
+	if node < 0 {
+		return 0, markers.Unknown
+	}
+	return markers.Target(node), markers.Known
+}
+
+// leader is the broker that leads a partition, or -1, and its epoch.
+func (ts *topics) leader(t *topic, partition int32) (node, epoch int32) {
+	if ts.shared == nil {
+		return int32(ts.node), 0
+	}
+	return ts.shared.leader(t, partition)
 }
 
 // Log is wire.Leader's.
@@ -407,8 +473,11 @@ func (ts *topics) Log(name string, partition int32) (wire.Log, error) {
 
 // log is a partition of a topic, which may be nil.
 func (ts *topics) log(t *topic, partition int32) (*partitionLog, error) {
-	if t == nil || partition < 0 || int(partition) >= len(t.logs) {
+	if !t.has(partition) || t.internal {
 		return nil, kafkaErrorf(kerr.UnknownTopicOrPartition, "no such partition: %d", partition)
+	}
+	if ts.shared != nil && t.logs == nil {
+		return ts.shared.log(t, partition)
 	}
 	return t.logs[partition], nil
 }

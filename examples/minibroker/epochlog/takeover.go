@@ -45,6 +45,28 @@ func list(fsys fsx.FS, dir string) ([]int32, error) {
 	return epochs, nil
 }
 
+// Latest is the latest epoch of a log, or -1 where there is none; known is one that
+// there was at some time, or -1. It is a look at the volume.
+func Latest(cfg Config, known int32) (int32, error) {
+	if known < 0 {
+		there, err := list(cfg.FS, cfg.Dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			return -1, nil
+		}
+		if err != nil || len(there) == 0 {
+			return -1, err
+		}
+		return there[len(there)-1], nil
+	}
+	for {
+		next, err := exists(cfg.FS, cfg.log(known+1))
+		if err != nil || !next {
+			return known, err
+		}
+		known++
+	}
+}
+
 // TakeOver makes this process the leader of a log, and hands every round that
 // counts to visit, oldest first; its Pos is a place in the Log. It deposes whoever
 // leads at present, also where it then fails. ErrDeposed: another broker was
