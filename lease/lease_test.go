@@ -46,6 +46,34 @@ func TestSlotsAreSpreadOverTheLiveBrokersAndMoveWithThem(t *testing.T) {
 	})
 }
 
+// What becomes of the others is no reason to give up what stays one's own.
+func TestABrokerKeepsItsSlotsWhenOthersComeAndGo(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c := newCluster(t, fsx.Mem(), 1, 2, 3)
+		defer c.end()
+		a, b, d := c.start(1), c.start(2), c.start(3)
+		pass(2 * ttl)
+		c.spread(a, b, d)
+		own := map[int]int32{}
+		for _, s := range a.holds() {
+			own[s] = a.epoch(s)
+		}
+		require.Len(t, own, 17)
+		require.NoError(t, b.stop())
+		pass(ttl)
+		d.set(func(n *node) { n.dead = true })
+		pass(2 * ttl)
+		require.Len(t, a.holds(), txnstate.Slots)
+		b = c.start(2)
+		d.set(func(n *node) { n.dead = false })
+		pass(2 * ttl)
+		c.spread(a, b, d)
+		for s, epoch := range own {
+			require.Equal(t, epoch, a.epoch(s), "slot %d", s)
+		}
+	})
+}
+
 // How long slots are without an owner who serves them.
 func TestATakeoverTakesTheTTLAndAHandoverOneLook(t *testing.T) {
 	for name, tc := range map[string]struct {
