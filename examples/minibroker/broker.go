@@ -265,10 +265,11 @@ func (b *Broker) open(ctx context.Context, disk *dir) (err error) {
 		return b.openCluster()
 	}
 	var files fsx.FS // nil: in memory
+	var logs fsx.FS
 	if disk != nil {
-		files = cfg.FS
+		files, logs = cfg.FS, disk.files
 	}
-	b.topics, err = openTopics(files, filepath.Join(cfg.Dir, "topics"), cfg)
+	b.topics, err = openTopics(logs, filepath.Join(cfg.Dir, "topics"), cfg)
 	if err != nil {
 		return fmt.Errorf("minibroker: %w", err)
 	}

@@ -7,8 +7,10 @@ import (
 	"io"
 	"io/fs"
 	"path/filepath"
+	"slices"
 
 	"github.com/kafkatxn/kafkatxn/internal/fsx"
+	"github.com/kafkatxn/kafkatxn/internal/onesync"
 	kxoffsets "github.com/kafkatxn/kafkatxn/offsets"
 	"github.com/kafkatxn/kafkatxn/pidalloc"
 	"github.com/kafkatxn/kafkatxn/txnstate"
@@ -31,6 +33,7 @@ import (
 type dir struct {
 	lock    io.Closer
 	node    nodeJSON
+	files   fsx.FS // of the logs: they share their syncs
 	closers []io.Closer
 }
 
@@ -64,7 +67,27 @@ func openDir(cfg Config) (d *dir, err error) {
 		d.close()
 		return nil, fmt.Errorf("minibroker: %w", err)
 	}
+	if err := d.share(cfg); err != nil {
+		d.close()
+		return nil, fmt.Errorf("minibroker: %w", err)
+	}
 	return d, nil
+}
+
+// share makes the file system of the logs. What is replaced whole, in files of
+// its own, has no syncs to share and does without it.
+func (d *dir) share(cfg Config) error {
+	shared, err := onesync.Open(onesync.Config{FS: cfg.FS, Root: cfg.Dir})
+	if err != nil {
+		return err
+	}
+	if cfg.Fsync == Never {
+		d.files = unsynced{cfg.FS}
+		return shared.Close() // of an earlier start there may have been something in it
+	}
+	d.files = shared
+	d.closers = append(d.closers, shared)
+	return nil
 }
 
 // start raises the coordinator epoch, durably, so that markers of the process
@@ -112,11 +135,7 @@ func (d *dir) offsetsLog(cfg Config) (kxoffsets.Log, error) {
 	if d == nil {
 		return kxoffsets.NewMemLog(), nil
 	}
-	fsys := cfg.FS
-	if cfg.Fsync == Never {
-		fsys = unsynced{fsys}
-	}
-	log, err := kxoffsets.OpenFileLog(filepath.Join(cfg.Dir, "offsets"), fsys)
+	log, err := kxoffsets.OpenFileLog(filepath.Join(cfg.Dir, "offsets"), d.files)
 	if err != nil {
 		return nil, err
 	}
@@ -149,8 +168,12 @@ func (d *dir) transactions(cfg Config) (store txnstate.Store, ids txnstate.Produ
 	case cfg.Store == Memory:
 		store = memstore.New()
 	case cfg.Store == Journal:
+		files := cfg.FS
+		if cfg.Fsync == Always {
+			files = d.files
+		}
 		var j *journal.Store
-		if j, err = journal.Open(journal.Config{Dir: filepath.Join(cfg.Dir, "txn_journal"), FS: cfg.FS, Logger: cfg.Logger}); err == nil {
+		if j, err = journal.Open(journal.Config{Dir: filepath.Join(cfg.Dir, "txn_journal"), FS: files, Logger: cfg.Logger}); err == nil {
 			store = j
 			d.closers = append(d.closers, j)
 		}
@@ -171,7 +194,7 @@ func (d *dir) close() {
 	if d == nil {
 		return
 	}
-	for _, c := range d.closers {
+	for _, c := range slices.Backward(d.closers) {
 		_ = c.Close() // everything is durable by now, or was never promised
 	}
 	_ = d.lock.Close()

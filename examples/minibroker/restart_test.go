@@ -304,11 +304,11 @@ func TestAFailedChangeOfTheTopics(t *testing.T) {
 	}
 }
 
-// A topic whose disk fails answers KAFKA_STORAGE_ERROR, and the others go on.
-func TestADiskThatFails(t *testing.T) {
+// A topic whose file fails answers KAFKA_STORAGE_ERROR, and the others go on.
+func TestAFileThatFails(t *testing.T) {
 	var broken bool
 	fsys := fsx.Hook(fsx.OS(), func(o fsx.Op, name string) error {
-		if broken && o == fsx.OpSync && strings.HasSuffix(name, "records.log") {
+		if broken && o == fsx.OpWriteAt && strings.HasSuffix(name, "records.log") {
 			return os.ErrPermission
 		}
 		return nil
@@ -324,6 +324,31 @@ func TestADiskThatFails(t *testing.T) {
 	refused(t, kerr.KafkaStorageError, ask[*kmsg.FetchResponse](t, r.b, fetchRequest("t", 0, 0), 11).Topics[0].Partitions[0].ErrorCode)
 	r.again()
 	require.Positive(t, produce(t, r.b, "t", plain(1, 1)).BaseOffset)
+}
+
+// When the log fails that all share, nothing is acknowledged any more until the
+// next start, in whichever topic. What was is there.
+func TestADiskThatFails(t *testing.T) {
+	var broken bool
+	fsys := fsx.Hook(fsx.OS(), func(o fsx.Op, name string) error {
+		if broken && o == fsx.OpSync && strings.HasPrefix(filepath.Base(name), "sync.") {
+			return os.ErrPermission
+		}
+		return nil
+	})
+	r := onDisk(t, Config{FS: fsys, Topics: map[string]int32{"t": 2, "other": 1}})
+	for range 2 { // the first sync of a file is its own
+		refused(t, nil, produce(t, r.b, "t", plain(1, 1)).ErrorCode)
+		refused(t, nil, produce(t, r.b, "other", plain(1, 1)).ErrorCode)
+	}
+	broken = true
+	refused(t, kerr.KafkaStorageError, produce(t, r.b, "t", plain(1, 1)).ErrorCode)
+	broken = false
+	refused(t, kerr.KafkaStorageError, produce(t, r.b, "t", plain(1, 1)).ErrorCode)
+	refused(t, kerr.KafkaStorageError, produce(t, r.b, "other", plain(1, 1)).ErrorCode)
+	r.again()
+	require.GreaterOrEqual(t, produce(t, r.b, "t", plain(1, 1)).BaseOffset, int64(2))
+	require.GreaterOrEqual(t, produce(t, r.b, "other", plain(1, 1)).BaseOffset, int64(2))
 }
 
 // The names of topics are not names of files.

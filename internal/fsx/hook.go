@@ -156,6 +156,11 @@ func (f hookedFile) WriteAt(p []byte, off int64) (int, error) {
 
 func (f hookedFile) Sync() error { return f.h.do(OpSync, f.name, f.f.Sync) }
 
+// SyncData is a sync for the hook.
+func (f hookedFile) SyncData() error {
+	return f.h.do(OpSync, f.name, func() error { return SyncData(f.f) })
+}
+
 func (f hookedFile) Truncate(size int64) error {
 	return f.h.do(OpTruncate, f.name, func() error { return f.f.Truncate(size) })
 }
