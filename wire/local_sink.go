@@ -108,7 +108,7 @@ func (s *LocalSink) each(ctx context.Context, ds []markers.Delivery, f func(i in
 	}
 	var g errgroup.Group
 	g.SetLimit(applyWidth)
-	started := make([]bool, len(ds))
+	started, rest := make([]bool, len(ds)), len(ds)
 	topics := map[string][]func(){}
 	for i, d := range ds {
 		log, ok := s.starter(d.Participant)
@@ -116,6 +116,7 @@ func (s *LocalSink) each(ctx context.Context, ds []markers.Delivery, f func(i in
 			continue
 		}
 		started[i] = true
+		rest--
 		batch, admit := s.marker(d)
 		wait, err := log.Start(batch, admit)
 		if err != nil {
@@ -126,6 +127,12 @@ func (s *LocalSink) each(ctx context.Context, ds []markers.Delivery, f func(i in
 	}
 	defer func() { _ = g.Wait() }()
 	for _, waits := range topics {
+		if rest == 0 && len(topics) == 1 {
+			for _, wait := range waits {
+				wait()
+			}
+			return
+		}
 		g.Go(func() error {
 			for _, wait := range waits {
 				wait()

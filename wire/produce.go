@@ -210,6 +210,12 @@ func (h *Handler) appendParts(ctx context.Context, all []*part) {
 		}
 		return
 	}
+	var g errgroup.Group
+	g.SetLimit(batchWidth)
+	defer func() { _ = g.Wait() }()
+	if all = h.startParts(ctx, &g, all); len(all) == 0 {
+		return
+	}
 	lines := map[txnstate.Participant][]*part{}
 	var order []txnstate.Participant
 	for _, p := range all {
@@ -221,8 +227,6 @@ func (h *Handler) appendParts(ctx context.Context, all []*part) {
 		}
 		lines[p.participant()] = append(lines[p.participant()], p)
 	}
-	var g errgroup.Group
-	g.SetLimit(batchWidth)
 	for _, k := range order {
 		g.Go(func() error {
 			for _, p := range lines[k] {
@@ -231,7 +235,50 @@ func (h *Handler) appendParts(ctx context.Context, all []*part) {
 			return nil
 		})
 	}
-	_ = g.Wait()
+}
+
+// startParts appends to logs that are LogStarters, and gives the rest back. One
+// goroutine waits for all of a topic; the caller itself for the last one.
+func (h *Handler) startParts(ctx context.Context, g *errgroup.Group, all []*part) (rest []*part) {
+	var topics []string
+	waits := map[string][]func(){}
+	for _, p := range all {
+		if p.err != nil {
+			continue
+		}
+		log, ok := p.log.(LogStarter)
+		if !ok {
+			rest = append(rest, p)
+			continue
+		}
+		r := new(fence.Reservation)
+		wait, err := log.Start(p.records, p.admit(r, h.nowMs()))
+		if waits[p.topic] == nil {
+			topics = append(topics, p.topic)
+		}
+		waits[p.topic] = append(waits[p.topic], func() {
+			if err == nil {
+				err = wait(ctx)
+			}
+			p.appended(ctx, r, err)
+		})
+	}
+	finish := func(topic string) {
+		for _, wait := range waits[topic] {
+			wait()
+		}
+	}
+	for i, topic := range topics {
+		if i == len(topics)-1 && len(rest) == 0 {
+			finish(topic) // there is nothing else to do
+			break
+		}
+		g.Go(func() error {
+			finish(topic)
+			return nil
+		})
+	}
+	return rest
 }
 
 // errDuplicate keeps a batch that is in the log already from being appended
@@ -239,11 +286,15 @@ func (h *Handler) appendParts(ctx context.Context, all []*part) {
 var errDuplicate = errors.New("wire: the batch was appended before")
 
 func (h *Handler) appendPart(ctx context.Context, p *part) {
-	now := h.nowMs()
 	var r fence.Reservation
-	err := p.log.Append(ctx, p.records, func(fp *fence.Partition, base int64) error {
+	p.appended(ctx, &r, p.log.Append(ctx, p.records, p.admit(&r, h.nowMs())))
+}
+
+// admit is what admits the batch, and leaves in r what came of it.
+func (p *part) admit(r *fence.Reservation, now int64) func(*fence.Partition, int64) error {
+	return func(fp *fence.Partition, base int64) error {
 		var err error
-		if r, err = fp.Reserve(p.batch, p.guard, now); err != nil {
+		if *r, err = fp.Reserve(p.batch, p.guard, now); err != nil {
 			return err
 		}
 		if r.Duplicate {
@@ -252,7 +303,11 @@ func (h *Handler) appendPart(ctx context.Context, p *part) {
 		r.Settle(base)
 		p.base = base
 		return nil
-	})
+	}
+}
+
+// appended is the end of an append.
+func (p *part) appended(ctx context.Context, r *fence.Reservation, err error) {
 	if errors.Is(err, errDuplicate) {
 		// The first attempt may not be durable yet, and its answer is lost: this
 		// one stands for it.

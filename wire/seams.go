@@ -104,8 +104,8 @@ func still(l Log) error {
 }
 
 // LogStarter is an optional ability of a Log: an append whose end is waited for
-// apart. With it the markers of a batch take one goroutine for each topic, and not
-// one for each marker.
+// apart. With it the markers of a batch, and the partitions of a produce request,
+// take one goroutine for each topic, and not one for each of them.
 type LogStarter interface {
 	// Start is Append up to the end of admit, of which it returns the error. Where
 	// it returns none, wait is the rest of Append, and is called once. Logs of one

@@ -37,6 +37,7 @@ type Segment struct {
 	file    fsx.File   // nil until the first round is written
 	tail    int64      // end of the rounds written and queued
 	queue   []*Round   // not being written yet, oldest first
+	spare   []byte     // the memory of a round that has ended
 	leading bool       // somebody writes, or has the token to
 	writing bool       // somebody writes
 	failed  error      // the file is not trusted any more
@@ -108,7 +109,7 @@ func (s *Segment) add(flags uint32, parts [][]byte) (pos int64, r *Round, err er
 	if k := len(s.queue); k > 0 && flags == 0 && len(s.queue[k-1].buf)+n <= maxRound {
 		r = s.queue[k-1]
 	} else {
-		r = &Round{flags: flags, pos: s.tail, buf: make([]byte, HeaderBytes, HeaderBytes+n), lead: make(chan struct{}, 1), done: make(chan struct{})}
+		r = &Round{flags: flags, pos: s.tail, buf: s.memory(n), lead: make(chan struct{}, 1), done: make(chan struct{})}
 		s.queue = append(s.queue, r)
 		s.tail += HeaderBytes
 		if !s.leading {
@@ -122,6 +123,18 @@ func (s *Segment) add(flags uint32, parts [][]byte) (pos int64, r *Round, err er
 	}
 	s.tail += int64(n)
 	return pos, r, nil
+}
+
+// keepRound is how much memory of a round is kept for the next.
+const keepRound = 256 << 10
+
+// memory is that of a new round. mu is held.
+func (s *Segment) memory(n int) []byte {
+	if b := s.spare; b != nil {
+		s.spare = nil
+		return b[:HeaderBytes]
+	}
+	return make([]byte, HeaderBytes, HeaderBytes+n)
 }
 
 // Wait returns when r is on the disk, or failed to get there. Everybody who added
@@ -149,6 +162,10 @@ func (s *Segment) Wait(r *Round) error {
 	defer s.mu.Unlock()
 	s.writing = false
 	r.err = err
+	if cap(r.buf) <= keepRound {
+		s.spare = r.buf
+	}
+	r.buf = nil
 	close(r.done)
 	switch {
 	case s.failed != nil:
