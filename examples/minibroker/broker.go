@@ -264,8 +264,7 @@ func (b *Broker) open(ctx context.Context, disk *dir) (err error) {
 	if cfg.Cluster != nil {
 		return b.openCluster()
 	}
-	var files fsx.FS // nil: in memory
-	var logs fsx.FS
+	var files, logs fsx.FS // nil: in memory
 	if disk != nil {
 		files, logs = cfg.FS, disk.files
 	}

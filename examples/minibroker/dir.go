@@ -30,10 +30,12 @@ import (
 //	txn_journal/    or in a journal
 //	producer_ids/   producer ids that are used up
 //	acls.json       access rules
+//	sync.*.log      what of topics/, offsets/ and txn_journal/ is durable nowhere
+//	                else yet; see package onesync
 type dir struct {
 	lock    io.Closer
 	node    nodeJSON
-	files   fsx.FS // of the logs: they share their syncs
+	files   fsx.FS // of topics, offsets and the journal: they share their syncs
 	closers []io.Closer
 }
 
@@ -82,8 +84,8 @@ func (d *dir) share(cfg Config) error {
 		return err
 	}
 	if cfg.Fsync == Never {
-		d.files = unsynced{cfg.FS}
-		return shared.Close() // of an earlier start there may have been something in it
+		d.files = cfg.FS
+		return shared.Close() // an earlier start may have left something in it
 	}
 	d.files = shared
 	d.closers = append(d.closers, shared)
@@ -135,7 +137,11 @@ func (d *dir) offsetsLog(cfg Config) (kxoffsets.Log, error) {
 	if d == nil {
 		return kxoffsets.NewMemLog(), nil
 	}
-	log, err := kxoffsets.OpenFileLog(filepath.Join(cfg.Dir, "offsets"), d.files)
+	files := d.files
+	if cfg.Fsync == Never {
+		files = unsynced{files}
+	}
+	log, err := kxoffsets.OpenFileLog(filepath.Join(cfg.Dir, "offsets"), files)
 	if err != nil {
 		return nil, err
 	}
@@ -168,12 +174,8 @@ func (d *dir) transactions(cfg Config) (store txnstate.Store, ids txnstate.Produ
 	case cfg.Store == Memory:
 		store = memstore.New()
 	case cfg.Store == Journal:
-		files := cfg.FS
-		if cfg.Fsync == Always {
-			files = d.files
-		}
 		var j *journal.Store
-		if j, err = journal.Open(journal.Config{Dir: filepath.Join(cfg.Dir, "txn_journal"), FS: files, Logger: cfg.Logger}); err == nil {
+		if j, err = journal.Open(journal.Config{Dir: filepath.Join(cfg.Dir, "txn_journal"), FS: d.files, Logger: cfg.Logger}); err == nil {
 			store = j
 			d.closers = append(d.closers, j)
 		}
