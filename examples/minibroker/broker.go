@@ -248,6 +248,9 @@ func (b *Broker) Handle(ctx context.Context, req kmsg.Request, who wire.Principa
 		if err := c.refresh(); err != nil {
 			b.cfg.Logger.Warn("changes of topics and access rules not read", "err", err)
 		}
+		if req.Key() == int16(kmsg.WriteTxnMarkers) {
+			defer c.arrived()()
+		}
 	}
 	if a, ok := b.apis[req.Key()]; ok {
 		if v := req.GetVersion(); v < a.min || v > a.max {

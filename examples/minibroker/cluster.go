@@ -60,6 +60,9 @@ type cluster struct {
 	work  sync.WaitGroup
 	led   map[place]*leading
 	known map[place]int32 // latest epochs that were seen
+	arrivals
+	awake  time.Time // the last time somebody looked
+	rested time.Time // when what came during a sleep has been read
 }
 
 // takeovers is how many logs are taken over at a time.
@@ -68,9 +71,10 @@ const takeovers = 8
 func newCluster(b *Broker) *cluster {
 	c := &cluster{
 		b: b, logger: b.cfg.Logger, width: make(chan struct{}, takeovers), wake: make(chan struct{}, 1), settled: make(chan struct{}),
-		led: map[place]*leading{}, known: map[place]int32{},
+		led: map[place]*leading{}, known: map[place]int32{}, arrivals: arrivals{},
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c.awake = time.Now()
 	return c
 }
 
@@ -133,7 +137,10 @@ func (b *Broker) openCluster() (err error) {
 	return b.openTransactions(store, ids, 0)
 }
 
-// identity is the content of cluster.json.
+// clusterFile says whose the directory is.
+const clusterFile = "cluster.json"
+
+// identity is the content of clusterFile.
 type identity struct {
 	ClusterID string  `json:"clusterId"`
 	Brokers   []int32 `json:"brokers"`
@@ -157,7 +164,7 @@ func (c *cluster) join() (err error) {
 	if err != nil {
 		return err
 	}
-	file := filepath.Join(cfg.Dir, "cluster.json")
+	file := filepath.Join(cfg.Dir, clusterFile)
 	want := identity{ClusterID: cfg.ClusterID, Brokers: slices.Sorted(maps.Keys(cfg.Cluster)), Secret: rand.Text()}
 	raw, err := json.Marshal(want)
 	if err != nil {
@@ -257,6 +264,9 @@ func (c *cluster) run(ctx context.Context) error {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	failed := false
+	c.mu.Lock()
+	c.awake = time.Now()
+	c.mu.Unlock()
 	for first := true; ; {
 		changed := c.lease.Changed()
 		err := c.refresh()
@@ -264,7 +274,10 @@ func (c *cluster) run(ctx context.Context) error {
 			c.logger.Warn("changes of topics and access rules", "err", err)
 		}
 		failed = err != nil
-		begun := append(c.tendLogs(), c.offsets.tend()...)
+		c.mu.Lock()
+		slept := c.slept()
+		c.mu.Unlock()
+		begun := append(c.tendLogs(), c.offsets.tend(slept)...)
 		if first && len(c.lease.Alive()) > 0 {
 			first = false
 			for _, done := range begun {

@@ -93,7 +93,7 @@ func (c *cluster) leader(t *topic, p int32) (node, epoch int32) {
 
 // takeoverWait is how long a request waits for the log of a partition that this
 // broker is to lead.
-const takeoverWait = time.Second
+const takeoverWait = 500 * time.Millisecond
 
 // log is sharedTopics'. It takes the partition over where that is due, which a
 // client is not kept waiting for long.
@@ -153,7 +153,7 @@ func (c *cluster) lead(t *topic, p int32) (*partitionLog, chan struct{}) {
 	case x.busy != nil:
 		return nil, x.busy
 	}
-	if time.Now().Before(x.after) {
+	if time.Now().Before(x.after) || c.slept() {
 		return nil, nil
 	}
 	x.busy = make(chan struct{})
@@ -175,7 +175,7 @@ func (c *cluster) release(x *leading) {
 
 // takeOver takes a partition over.
 func (c *cluster) takeOver(at place, x *leading) {
-	l, err := c.openLog(x.topic, at.partition)
+	l, err := c.openLog(x, at.partition)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	close(x.busy)
@@ -196,7 +196,11 @@ func (c *cluster) takeOver(at place, x *leading) {
 }
 
 // openLog takes over the log of a partition and reads it.
-func (c *cluster) openLog(t *topic, p int32) (*partitionLog, error) {
+func (c *cluster) openLog(x *leading, p int32) (*partitionLog, error) {
+	t := x.topic
+	if err := c.awaitArrivals(); err != nil {
+		return nil, err
+	}
 	select {
 	case c.width <- struct{}{}:
 		defer func() { <-c.width }()

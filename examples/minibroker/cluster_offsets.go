@@ -174,7 +174,7 @@ func (o *sharedOffsets) Check(p int32) error {
 
 // tend loads what is this broker's and not served, and unloads what is not this
 // broker's any more. It returns what it waits for.
-func (o *sharedOffsets) tend() (begun []chan struct{}) {
+func (o *sharedOffsets) tend(slept bool) (begun []chan struct{}) {
 	for p := range int32(txnstate.OffsetsPartitions) {
 		mine := o.c.coordinator(p) == o.c.b.cfg.NodeID && o.c.ctx.Err() == nil
 		o.mu.Lock()
@@ -186,7 +186,7 @@ func (o *sharedOffsets) tend() (begun []chan struct{}) {
 		case x.busy:
 		case x.served && (!mine || x.log == nil):
 			f = func() { o.unload(p) }
-		case mine && !x.served && !now.Before(x.after):
+		case mine && !x.served && !slept && !now.Before(x.after):
 			f = func() { o.load(p) }
 		case x.served && now.Sub(x.looked) >= o.c.patience():
 			x.looked = now
@@ -213,14 +213,9 @@ func (o *sharedOffsets) tend() (begun []chan struct{}) {
 }
 
 func (o *sharedOffsets) load(p int32) {
-	var err error
-	select {
-	case o.c.width <- struct{}{}:
-		o.c.b.groups.forget(p) // what a request from before may have left
-		err = o.c.b.offsets.LoadPartition(o.c.ctx, p)
-		<-o.c.width
-	case <-o.c.ctx.Done():
-		err = o.c.ctx.Err()
+	err := o.c.awaitArrivals()
+	if err == nil {
+		err = o.take(p)
 	}
 	o.mu.Lock()
 	x := &o.parts[p]
@@ -234,6 +229,54 @@ func (o *sharedOffsets) load(p int32) {
 		o.c.logger.Error("offsets partition not taken over, is tried again", "partition", p, "err", err)
 	}
 	o.c.nudge()
+}
+
+func (o *sharedOffsets) take(p int32) error {
+	c := o.c
+	select {
+	case c.width <- struct{}{}:
+		defer func() { <-c.width }()
+	case <-c.ctx.Done():
+		return c.ctx.Err()
+	}
+	c.b.groups.forget(p) // what a request from before may have left
+	if err := c.b.offsets.LoadPartition(c.ctx, p); err != nil {
+		return err
+	}
+	for _, f := range c.fenced() {
+		_ = c.b.offsets.Fence(c.ctx, f) // never fails
+	}
+	o.removeDeleted(p)
+	return nil
+}
+
+// removeDeleted removes offsets of topics that were deleted while nobody served
+// the partition, or by somebody who died before he had removed them.
+func (o *sharedOffsets) removeDeleted(p int32) {
+	c := o.c
+	if err := c.refresh(); err != nil {
+		return // the next takeover has another try
+	}
+	gone := map[string]bool{}
+	for _, group := range c.b.offsets.Groups() {
+		if txnstate.OffsetsPartition(group) != p {
+			continue
+		}
+		fetched, err := c.b.offsets.Fetch(group, nil, false)
+		if err != nil {
+			return
+		}
+		for _, f := range fetched {
+			if c.b.topics.get(f.Topic) == nil {
+				gone[f.Topic] = true
+			}
+		}
+	}
+	for topic := range gone {
+		if err := c.b.offsets.DeleteTopic(c.ctx, topic); err != nil {
+			c.logger.Warn("offsets of a deleted topic not removed", "topic", topic, "err", err)
+		}
+	}
 }
 
 func (o *sharedOffsets) unload(p int32) {

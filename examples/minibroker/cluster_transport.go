@@ -3,6 +3,7 @@ package minibroker
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/kafkatxn/kafkatxn/fence"
 	"github.com/kafkatxn/kafkatxn/fence/feed"
@@ -19,14 +20,14 @@ func (c *cluster) peers() wire.PeerConfig {
 	return wire.PeerConfig{Dial: c.b.cfg.Dial, ClientID: c.peerID, DialTimeout: wait, RequestTimeout: wait}
 }
 
-const lowestWait = 1e9 // a second
+const lowestWait = time.Second
 
 // openSink is what takes markers to all brokers: local applies this one's.
 func (c *cluster) openSink(local *wire.LocalSink) (markerSink, error) {
 	cfg := c.b.cfg
 	self := markers.Target(cfg.NodeID)
 	if cfg.Markers == MarkersQueue {
-		r, err := queue.NewReceiver(queue.ReceiverConfig{Dir: cfg.Dir, Self: self, Apply: local, FS: cfg.FS, Now: c.b.now, Logger: cfg.Logger})
+		r, err := queue.NewReceiver(queue.ReceiverConfig{Dir: cfg.Dir, Self: self, Apply: arrivalSink{local, c}, FS: cfg.FS, Now: c.b.now, Logger: cfg.Logger})
 		if err != nil {
 			return nil, err
 		}

@@ -96,6 +96,9 @@ func (d *dir) share(cfg Config) error {
 // before are told from those of this one.
 func (d *dir) start(cfg Config) error {
 	file := filepath.Join(cfg.Dir, "node.json")
+	if _, err := cfg.FS.ReadFile(filepath.Join(cfg.Dir, clusterFile)); !errors.Is(err, fs.ErrNotExist) {
+		return errors.Join(fmt.Errorf("the directory %s is that of a cluster", cfg.Dir), err)
+	}
 	store := cfg.Store
 	if cfg.OpenStore != nil {
 		store = "own"
