@@ -2,7 +2,6 @@ package onesync
 
 import (
 	"io/fs"
-	"sync"
 	"sync/atomic"
 
 	"github.com/kafkatxn/kafkatxn/internal/fsx"
@@ -19,9 +18,9 @@ const (
 
 // node is a file that is open, or that the log has something of, with all handles.
 type node struct {
-	// mu is held by one write or name operation at a time, during I/O, so that the
+	// turn is held by one write or name operation at a time, during I/O, so that the
 	// log has the writes in the order in which the file has them.
-	mu      sync.Mutex
+	turn    turn
 	name    string
 	found   bool   // the name is durable in its directory
 	named   bool   // and the names of the directories above it are
@@ -89,8 +88,8 @@ func (h *file) Write(p []byte) (int, error) {
 		return 0, err
 	}
 	n := h.node
-	n.mu.Lock()
-	defer n.mu.Unlock()
+	n.turn.Lock()
+	defer n.turn.Unlock()
 	n.apart(0)
 	return h.inner.Write(p)
 }
@@ -100,8 +99,8 @@ func (h *file) WriteAt(p []byte, off int64) (int, error) {
 		return 0, err
 	}
 	n := h.node
-	n.mu.Lock()
-	defer n.mu.Unlock()
+	n.turn.Lock()
+	defer n.turn.Unlock()
 	k, err := h.inner.WriteAt(p, off)
 	if k > 0 {
 		n.remember(p[:k], off, h.fs.log.maxWritten)
@@ -137,8 +136,8 @@ func (h *file) Truncate(size int64) error {
 		return err
 	}
 	n := h.node
-	n.mu.Lock()
-	defer n.mu.Unlock()
+	n.turn.Lock()
+	defer n.turn.Unlock()
 	if err := h.fs.log.void([]*node{n}); err != nil {
 		return pathError("truncate", h.name, err)
 	}
@@ -153,11 +152,11 @@ func (h *file) Sync() error {
 		if err := h.usable("sync"); err != nil {
 			return err
 		}
-		n.mu.Lock()
+		n.turn.Lock()
 		direct := n.direct || n.shared || !h.writes || n.failed != nil
 		if direct {
 			err := h.syncDirect()
-			n.mu.Unlock()
+			n.turn.Unlock()
 			if err != nil {
 				return pathError("sync", h.name, err)
 			}
@@ -165,7 +164,7 @@ func (h *file) Sync() error {
 		}
 		if n.named {
 			r, err := h.log()
-			n.mu.Unlock()
+			n.turn.Unlock()
 			if err == nil && r != nil {
 				err = h.fs.log.wait(r)
 			}
@@ -174,7 +173,7 @@ func (h *file) Sync() error {
 			}
 			return nil
 		}
-		n.mu.Unlock()
+		n.turn.Unlock()
 		if err := h.fs.nameDurably(n); err != nil {
 			return pathError("sync", h.name, err)
 		}

@@ -33,7 +33,7 @@ type FS struct {
 	log   *log
 
 	// names is held by one operation on names at a time, during I/O.
-	names sync.Mutex
+	names turn
 	// durable has the directories below the root whose own names are durable, made
 	// those that were made and whose names are not yet. names guards them.
 	durable, made map[string]bool
@@ -58,7 +58,7 @@ func Open(cfg Config) (*FS, error) {
 	if cfg.FileBytes < minFileBytes {
 		return nil, fmt.Errorf("onesync: Config.FileBytes is %d, and %d is the least", cfg.FileBytes, minFileBytes)
 	}
-	f := &FS{inner: cfg.FS, root: filepath.Clean(cfg.Root), durable: map[string]bool{}, made: map[string]bool{}, shared: map[string]bool{}, nodes: map[string]*node{}}
+	f := &FS{inner: cfg.FS, names: newTurn(), root: filepath.Clean(cfg.Root), durable: map[string]bool{}, made: map[string]bool{}, shared: map[string]bool{}, nodes: map[string]*node{}}
 	var err error
 	if f.log, err = openLog(f, cfg.FileBytes); err != nil {
 		return nil, fmt.Errorf("onesync: open %s: %w", f.root, err)
@@ -114,7 +114,7 @@ func (f *FS) OpenFile(name string, flag int, perm fs.FileMode) (fsx.File, error)
 	defer f.mu.Unlock()
 	n := f.nodes[rel]
 	if n == nil {
-		n = &node{name: rel, shared: f.isShared(rel), direct: true}
+		n = &node{turn: newTurn(), name: rel, shared: f.isShared(rel), direct: true}
 		f.nodes[rel] = n
 	}
 	n.handles++
@@ -169,9 +169,9 @@ func (f *FS) SyncDir(name string) error {
 	}
 	f.mu.Unlock()
 	for _, n := range in {
-		n.mu.Lock()
+		n.turn.Lock()
 		n.found = true
-		n.mu.Unlock()
+		n.turn.Unlock()
 	}
 	return nil
 }
@@ -267,16 +267,26 @@ func (f *FS) hold(rels ...string) ([]*node, error) {
 	}
 	f.mu.Unlock()
 	for _, n := range held {
-		n.mu.Lock() // only here several are locked, and names is held
+		n.turn.Lock() // only here several are locked, and names is held
 	}
 	return held, f.log.void(held)
 }
 
 func release(held []*node) {
 	for _, n := range held {
-		n.mu.Unlock()
+		n.turn.Unlock()
 	}
 }
+
+// turn is a lock that is held during I/O. It is a channel: where a test lets the disk
+// take its time, those who wait for a mutex keep that time from passing.
+type turn chan struct{}
+
+func newTurn() turn { return make(turn, 1) }
+
+func (t turn) Lock() { t <- struct{}{} }
+
+func (t turn) Unlock() { <-t }
 
 // within reports that a name is another one, or below it.
 func within(name, dir string) bool {
@@ -364,9 +374,9 @@ func (f *FS) isShared(rel string) bool {
 func (f *FS) nameDurably(n *node) error {
 	f.names.Lock()
 	defer f.names.Unlock()
-	n.mu.Lock()
+	n.turn.Lock()
 	name, found, done := n.name, n.found, n.named || n.shared
-	n.mu.Unlock()
+	n.turn.Unlock()
 	if done {
 		return nil
 	}
@@ -385,9 +395,9 @@ func (f *FS) nameDurably(n *node) error {
 		}
 		f.durable[dir] = true
 	}
-	n.mu.Lock()
+	n.turn.Lock()
 	n.found, n.named = true, true
-	n.mu.Unlock()
+	n.turn.Unlock()
 	return nil
 }
 

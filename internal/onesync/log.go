@@ -52,7 +52,7 @@ type log struct {
 	spare  []byte      // memory of a round that has ended
 
 	// checking is held by one checkpoint at a time, during I/O.
-	checking sync.Mutex
+	checking turn
 	work     sync.WaitGroup
 
 	mu      sync.Mutex // never held during I/O
