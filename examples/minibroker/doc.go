@@ -1,7 +1,7 @@
 // Package minibroker is a small Kafka-compatible broker that embeds kafkatxn: one
-// node that is a whole cluster, in memory or in a directory. It shows how a
-// broker is put together with the library, it is what the library is proved
-// with, and it serves as a test double.
+// node that is a whole cluster, in memory or in a directory, or several that share
+// a directory. It shows how a broker is put together with the library, it is what
+// the library is proved with, and it serves as a test double.
 //
 // What it knows by itself is what every broker has: connections (server.go,
 // api.go), topics (topics.go), logs (log.go, on package segment), reading
@@ -31,10 +31,18 @@
 // transactions; with Fsync Always, the default, also a loss of power. Members of
 // groups do not: they join again.
 //
+// # As a cluster
+//
+// With Config.Cluster the same parts are one broker of several. cluster.go puts
+// them together: cluster_changes.go and cluster_topics.go have the topics and
+// access rules that all share, cluster_leader.go the logs that one leads at a
+// time, cluster_offsets.go the groups, cluster_transport.go the ways to other
+// brokers. DESIGN.md has the picture.
+//
 // # What it does not do
 //
-// There is one node, no replication and no retention: a log is one file that
-// grows. Consumer groups speak the classic protocol. There is no authentication,
+// There is no replication and no retention: a log is one file that grows, or one
+// for each leader that it had. Consumer groups speak the classic protocol. There is no authentication,
 // everybody is User:ANONYMOUS. Records are not opened: ListOffsets by time answers
 // for a compressed batch with its first record.
 package minibroker
