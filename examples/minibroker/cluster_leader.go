@@ -190,6 +190,9 @@ func (c *cluster) takeOver(at place, x *leading) {
 	case c.led[at] != x || c.ctx.Err() != nil: // deleted meanwhile, or over
 		x.log = l
 		c.release(x)
+		if c.b.topics.getByID(x.topic.id) == nil {
+			c.spawn(func() { c.clean(x.topic) }) // what the takeover has made
+		}
 	default:
 		x.log = l
 	}

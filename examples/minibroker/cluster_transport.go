@@ -22,16 +22,20 @@ func (c *cluster) peers() wire.PeerConfig {
 
 const lowestWait = time.Second
 
+// inboxEvery is how often brokers look for files of one another. A commit waits
+// for two such looks.
+const inboxEvery = 25 * time.Millisecond
+
 // openSink is what takes markers to all brokers: local applies this one's.
 func (c *cluster) openSink(local *wire.LocalSink) (markerSink, error) {
 	cfg := c.b.cfg
 	self := markers.Target(cfg.NodeID)
 	if cfg.Markers == MarkersQueue {
-		r, err := queue.NewReceiver(queue.ReceiverConfig{Dir: cfg.Dir, Self: self, Apply: arrivalSink{local, c}, FS: cfg.FS, Now: c.b.now, Logger: cfg.Logger})
+		r, err := queue.NewReceiver(queue.ReceiverConfig{Dir: cfg.Dir, Self: self, Apply: arrivalSink{local, c}, Poll: inboxEvery, FS: cfg.FS, Now: c.b.now, Logger: cfg.Logger})
 		if err != nil {
 			return nil, err
 		}
-		s, err := queue.NewSink(queue.SinkConfig{Dir: cfg.Dir, Self: self, Local: local, FS: cfg.FS, Logger: cfg.Logger})
+		s, err := queue.NewSink(queue.SinkConfig{Dir: cfg.Dir, Self: self, Local: local, Poll: inboxEvery, FS: cfg.FS, Logger: cfg.Logger})
 		if err != nil {
 			return nil, err
 		}
