@@ -175,6 +175,30 @@ func TestAListingOutOfDateMisleadsNobody(t *testing.T) {
 	})
 }
 
+// A claim that may not be durable is not used: power could bring its epoch back.
+func TestAClaimThatCantBeSyncedIsNotUsed(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c := newCluster(t, fsx.Mem(), 1, 2)
+		defer c.end()
+		a := c.add(1)
+		a.filter = func(op fsx.Op, name string) error {
+			if op == fsx.OpSyncDir && strings.HasSuffix(name, "leases/slots") {
+				return errVolume
+			}
+			return nil
+		}
+		c.run(a)
+		pass(2 * ttl)
+		require.Equal(t, []int32{1}, a.l.Alive())
+		require.Empty(t, a.holds())
+		require.Zero(t, c.ledger.len())
+		a.set(func(n *node) { n.filter = nil })
+		pass(ttl)
+		c.spread(a)
+		require.Greater(t, a.epoch(7), int32(3), "the epochs of the claims that failed are passed over")
+	})
+}
+
 // What a woken owner believes is one thing, and the volume another.
 func TestStillAsksTheVolume(t *testing.T) {
 	bubble(t, func(t *testing.T) {

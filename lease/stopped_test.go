@@ -140,6 +140,32 @@ func TestABrokerKilledAtAnyOperationIsReplacedByItsNextStart(t *testing.T) {
 	}
 }
 
+// What a founder leaves that dies on the way is cleared up by whoever starts later.
+func TestWhatADeadFounderLeavesIsClearedUp(t *testing.T) {
+	ops := foundation(t)
+	at := slices.IndexFunc(ops, func(op string) bool { return strings.HasPrefix(op, "sync dir data/leases/.slots.") })
+	require.Positive(t, at)
+	bubble(t, func(t *testing.T) {
+		c := newCluster(t, fsx.Mem(), 1, 2, 3)
+		defer c.end()
+		dead := c.add(1)
+		dead.stopAt = at
+		c.run(dead)
+		pass(0)
+		b := c.start(2)
+		pass(2 * ttl)
+		c.spread(b)
+		d := c.start(3)
+		pass(ttl)
+		c.spread(b, d)
+		entries, err := c.disk.ReadDir("data/leases")
+		require.NoError(t, err)
+		for _, e := range entries {
+			require.False(t, strings.HasPrefix(e.Name(), ".slots."), e.Name())
+		}
+	})
+}
+
 // Processes are stopped, woken, cut off, ended and started anew in any order: no
 // epoch goes to two, and when that is over all is as it should be.
 func TestNoScheduleGivesAnEpochToTwo_I10(t *testing.T) {
