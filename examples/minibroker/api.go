@@ -108,16 +108,16 @@ func clientOf(ctx context.Context) client {
 	return c
 }
 
-// answer works off one request and returns the bytes to send back, or why the
-// connection ends. ctx lasts as long as the service, gone as long as the client
-// can be heard.
-func (s *server) answer(ctx, gone context.Context, b []byte, from client) ([]byte, error) {
+// answer works off one request and appends the bytes to send back to out, or says
+// why the connection ends. wait gives a context for requests that wait for others
+// than the broker; it is called once at most.
+func (s *server) answer(ctx context.Context, wait func(context.Context) context.Context, b []byte, from client, out []byte) ([]byte, error) {
 	key := int16(binary.BigEndian.Uint16(b))
 	version := int16(binary.BigEndian.Uint16(b[2:]))
 	correlation := b[4:8]
 	own, ok := s.b.apis[key]
 	if key == int16(kmsg.ApiVersions) && (version < own.min || version > own.max) {
-		return frameOf(correlation, unsupportedApiVersions(own)), nil
+		return appendFrame(out, correlation, unsupportedApiVersions(own)), nil
 	}
 	req, err := s.newRequest(own, ok, key, version)
 	if err != nil {
@@ -135,7 +135,7 @@ func (s *server) answer(ctx, gone context.Context, b []byte, from client) ([]byt
 	}
 	from.id = id
 	if own.waits {
-		ctx = gone
+		ctx = wait(s.ctx)
 	}
 	who := anonymous
 	if c := s.b.cluster; c != nil && id == c.peerID {
@@ -145,7 +145,7 @@ func (s *server) answer(ctx, gone context.Context, b []byte, from client) ([]byt
 	if err != nil || resp == nil {
 		return nil, err
 	}
-	return frameOf(correlation, resp), nil
+	return appendFrame(out, correlation, resp), nil
 }
 
 var errBadFrame = errors.New("minibroker: a request that can't be read")
@@ -243,13 +243,14 @@ func unsupportedApiVersions(own api) kmsg.Response {
 	return resp
 }
 
-// frameOf is an answer as it goes out.
-func frameOf(correlation []byte, resp kmsg.Response) []byte {
-	out := append(make([]byte, 4, 256), correlation...)
+// appendFrame appends an answer as it goes out.
+func appendFrame(out, correlation []byte, resp kmsg.Response) []byte {
+	at := len(out)
+	out = append(append(out, 0, 0, 0, 0), correlation...)
 	if resp.IsFlexible() && resp.Key() != int16(kmsg.ApiVersions) {
 		out = append(out, 0) // no tags; ApiVersions never has them, so that any client can read it
 	}
 	out = resp.AppendTo(out)
-	binary.BigEndian.PutUint32(out, uint32(len(out)-4))
+	binary.BigEndian.PutUint32(out[at:], uint32(len(out)-at-4))
 	return out
 }

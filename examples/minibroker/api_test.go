@@ -333,7 +333,7 @@ func TestApiVersionsAreTrue(t *testing.T) {
 			if n, err := b.handler.NewRequest(k.ApiKey, v); err == nil {
 				req = n
 			}
-			out, err := s.answer(ctxFor(t), ctxFor(t), request(req, v), client{})
+			out, err := s.answer(ctxFor(t), same, request(req, v), client{}, nil)
 			switch {
 			case k.ApiKey == int16(kmsg.ApiVersions) && (v < k.MinVersion || v > k.MaxVersion):
 				require.NoError(t, err)

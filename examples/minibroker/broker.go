@@ -184,7 +184,10 @@ func (b *Broker) Run(ctx context.Context) error {
 	run(b.housekeep)
 	err = b.accept(serve, listener)
 	stopServing(err)
+	// A request may wait for markers that nobody can apply.
+	late := time.AfterFunc(lastRequests, stopWorking)
 	b.server.wait()
+	late.Stop()
 	stopWorking()
 	err = errors.Join(err, background.Wait())
 	return errors.Join(err, b.offsets.Close(context.WithoutCancel(ctx)))
@@ -372,6 +375,10 @@ func (b *Broker) openTransactions(store txnstate.Store, ids txnstate.ProducerIDs
 	})
 	return err
 }
+
+// lastRequests is how long requests have to end by themselves when the service
+// does.
+const lastRequests = time.Second
 
 // Intervals of housekeeping.
 const (

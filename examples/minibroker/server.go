@@ -20,6 +20,9 @@ import (
 type server struct {
 	b   *Broker
 	ctx context.Context // ends with the service
+	// calls is the context of requests that end by themselves. Where it can't end,
+	// the coordinator needs no goroutine beside the connection's for a call.
+	calls context.Context
 
 	mu    sync.Mutex
 	ended bool
@@ -27,20 +30,30 @@ type server struct {
 	wg    sync.WaitGroup // accept loops and connections
 }
 
-func newServer(b *Broker, ctx context.Context) *server { return &server{b: b, ctx: ctx} }
+func newServer(b *Broker, ctx context.Context) *server {
+	s := &server{b: b, ctx: ctx, calls: ctx}
+	if b.cluster == nil { // in a cluster they wait for other brokers
+		s.calls = context.WithoutCancel(ctx)
+	}
+	return s
+}
 
 const (
-	// pipelined is how many requests of a connection are read ahead. They are
-	// worked off in order, one at a time, as Kafka does; reading ahead tells that
-	// a client has gone while its request waits.
-	pipelined = 16
-	// readAhead is the size from which a request is worked off before the next
-	// is read.
-	readAhead = 64 << 10
+	// readAhead is how much of a connection is read while a request waits: what
+	// comes is left there, and that nothing more can come tells that the client has
+	// gone.
+	readAhead = 4 << 10
+	// growth is how much memory a request that only says how long it is may have.
+	growth = 64 << 10
+	// keepAnswer is how much memory of an answer is kept for the next.
+	keepAnswer = 16 << 10
 	// idle closes a connection that sends nothing (connections.max.idle.ms).
 	idle = 10 * time.Minute
 	// patience is how long a client may take to read an answer.
 	patience = time.Minute
+	// setAgain is how old a deadline of a connection may be, in parts of its
+	// length: one for each request would cost more than it tells.
+	setAgain = 8
 )
 
 // anonymous is who everybody is who comes by a connection: there is no
@@ -120,43 +133,85 @@ func (s *server) leave() {
 	s.wg.Done()
 }
 
-// frame is one request as it came.
-type frame struct {
-	bytes []byte
-	done  chan struct{} // closed when it is answered
+// conn is one connection. Its requests are worked off in order, one at a time, as
+// Kafka does.
+type conn struct {
+	net.Conn
+	r             *bufio.Reader
+	from          client
+	readBy, setBy time.Time // when the deadlines were set
+	waiting       *waiting  // of the request that is worked off
 }
 
 // connection serves one connection until it ends, or what it sends can't be
-// understood, or ctx is done.
-func (s *server) connection(c net.Conn) {
-	defer c.Close()
-	stop := context.AfterFunc(s.ctx, func() { _ = c.Close() })
+// understood, or the service ends.
+func (s *server) connection(nc net.Conn) {
+	defer nc.Close()
+	stop := context.AfterFunc(s.ctx, func() { _ = nc.Close() })
 	defer stop()
-	from := client{host: remoteHost(c)}
-
-	frames := make(chan frame, pipelined)
-	gone, leave := context.WithCancel(s.ctx) // ends when nothing more can be read
-	quit := make(chan struct{})              // closed when nothing more is answered
-	var reader sync.WaitGroup
-	reader.Go(func() {
-		defer close(frames)
-		defer leave()
-		s.read(c, frames, quit)
-	})
-	for f := range frames {
-		out, err := s.answer(s.ctx, gone, f.bytes, from)
+	c := &conn{Conn: nc, r: bufio.NewReaderSize(nc, readAhead), from: client{host: remoteHost(nc)}}
+	var out []byte
+	for {
+		if now := time.Now(); now.Sub(c.readBy) > idle/setAgain {
+			_ = c.SetReadDeadline(now.Add(idle))
+			c.readBy = now
+		}
+		b, err := readFrame(c.r, s.b.cfg.Limits.FrameBytes)
+		if err != nil {
+			return
+		}
+		out, err = s.answer(s.calls, c.wait, b, c.from, out[:0])
 		if err == nil && len(out) > 0 {
-			_ = c.SetWriteDeadline(time.Now().Add(patience))
+			if now := time.Now(); now.Sub(c.setBy) > patience/setAgain {
+				_ = c.SetWriteDeadline(now.Add(patience))
+				c.setBy = now
+			}
 			_, err = c.Write(out)
 		}
-		close(f.done)
+		c.answered()
 		if err != nil {
-			break
+			return
+		}
+		if cap(out) > keepAnswer {
+			out = nil
 		}
 	}
-	_ = c.Close()
-	close(quit)
-	reader.Wait()
+}
+
+// waiting listens for the end of a connection while a request of it waits.
+type waiting struct {
+	over chan struct{} // closed when the request is answered
+	done chan struct{} // closed when nobody reads any more
+}
+
+// wait is a context that ends when the client has gone, or the service ends. From
+// here on until the request is answered the connection is read by nobody else.
+func (c *conn) wait(ctx context.Context) context.Context {
+	ctx, gone := context.WithCancel(ctx)
+	w := &waiting{make(chan struct{}), make(chan struct{})}
+	c.waiting = w
+	go func() {
+		defer close(w.done)
+		defer gone()
+		for c.r.Buffered() < c.r.Size() {
+			if _, err := c.r.Peek(c.r.Buffered() + 1); err != nil {
+				return
+			}
+		}
+		<-w.over // there is more than is looked at
+	}()
+	return ctx
+}
+
+// answered ends wait.
+func (c *conn) answered() {
+	if c.waiting == nil {
+		return
+	}
+	close(c.waiting.over)
+	_ = c.SetReadDeadline(time.Unix(1, 0)) // ends the reading
+	<-c.waiting.done
+	c.waiting, c.readBy = nil, time.Time{}
 }
 
 func remoteHost(c net.Conn) string {
@@ -169,32 +224,6 @@ func remoteHost(c net.Conn) string {
 		return a.String()
 	}
 	return host
-}
-
-// read hands over requests until the connection ends.
-func (s *server) read(c net.Conn, frames chan<- frame, quit <-chan struct{}) {
-	r := bufio.NewReaderSize(c, 4096)
-	for {
-		_ = c.SetReadDeadline(time.Now().Add(idle))
-		b, err := readFrame(r, s.b.cfg.Limits.FrameBytes)
-		if err != nil {
-			return
-		}
-		f := frame{b, make(chan struct{})}
-		select {
-		case frames <- f:
-		case <-quit:
-			return
-		}
-		if len(b) < readAhead {
-			continue
-		}
-		select {
-		case <-f.done:
-		case <-quit:
-			return
-		}
-	}
 }
 
 // headerBytes is what every request has at least: key, version and correlation id.
@@ -219,7 +248,7 @@ func readFrame(r *bufio.Reader, limit int) ([]byte, error) {
 	if k := int16(binary.BigEndian.Uint16(key)); k != int16(kmsg.Produce) && n > limit/8 {
 		return nil, fmt.Errorf("minibroker: a request of key %d and %d bytes", k, n)
 	}
-	b := make([]byte, 0, min(n, readAhead))
+	b := make([]byte, 0, min(n, growth))
 	for len(b) < n {
 		b = slices.Grow(b, min(n-len(b), max(len(b), 512)))
 		k, err := io.ReadFull(r, b[len(b):min(cap(b), n)])

@@ -210,20 +210,23 @@ func namedRequests(name string) []kmsg.Request {
 	}
 }
 
+// same is for requests that wait as long as any.
+func same(ctx context.Context) context.Context { return ctx }
+
 func TestStringsThatWouldNotFitElsewhereAreRefused(t *testing.T) {
 	b := start(t, Config{})
 	s := newServer(b, ctxFor(t))
 	long := strings.Repeat("x", math.MaxInt16+1)
 	beat := kmsg.NewPtrHeartbeatRequest()
 	beat.Version, beat.Group = 4, long
-	_, err := s.answer(ctxFor(t), ctxFor(t), request(beat, 4), client{})
+	_, err := s.answer(ctxFor(t), same, request(beat, 4), client{}, nil)
 	require.ErrorIs(t, err, errBadFrame)
 	leave := kmsg.NewPtrLeaveGroupRequest()
 	leave.Version, leave.Group, leave.Members = 5, "g", []kmsg.LeaveGroupRequestMember{{InstanceID: &long}}
-	_, err = s.answer(ctxFor(t), ctxFor(t), request(leave, 5), client{})
+	_, err = s.answer(ctxFor(t), same, request(leave, 5), client{}, nil)
 	require.ErrorIs(t, err, errBadFrame)
 	beat.Group = long[1:]
-	_, err = s.answer(ctxFor(t), ctxFor(t), request(beat, 4), client{})
+	_, err = s.answer(ctxFor(t), same, request(beat, 4), client{}, nil)
 	require.NoError(t, err)
 }
 
@@ -406,7 +409,7 @@ func FuzzRequest(f *testing.F) {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Millisecond)
 		defer cancel()
-		out, err := s.answer(context.Background(), ctx, frame, client{})
+		out, err := s.answer(context.Background(), func(context.Context) context.Context { return ctx }, frame, client{}, nil)
 		if err != nil || out == nil {
 			return
 		}
