@@ -108,6 +108,8 @@ func TestASecondProcessIsRefused(t *testing.T) {
 func TestArgumentsThatCantBe(t *testing.T) {
 	for _, args := range [][]string{
 		{"-transaction-version", "3"}, {"-transaction-version", "-1"}, {"-log", "loud"}, {"-store", "paper"}, {"-store", "slotfile"},
+		{"-cluster", "1"}, {"-cluster", "x=a:1"}, {"-cluster", "1=a:1,1=b:1"}, {"-node", "1", "-cluster", "1=a:1"}, {"-data", "d", "-cluster", "1=a:1"},
+		{"-markers", "pigeon"},
 		{"-fsync", "sometimes"}, {"extra"}, {"-abort-interval", "-1s"}, {"-nothing"}, {"-listen", "nowhere:x"}, {"-node", "x"},
 	} {
 		err := run(context.Background(), append([]string{"-listen", "127.0.0.1:0"}, args...), io.Discard, io.Discard)

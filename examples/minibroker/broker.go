@@ -247,12 +247,12 @@ func (b *Broker) Handle(ctx context.Context, req kmsg.Request, who wire.Principa
 		return nil, wire.ErrClose
 	}
 	if c := b.cluster; c != nil {
+		if req.Key() == int16(kmsg.WriteTxnMarkers) {
+			defer c.arrived()()
+		}
 		// What another broker has answered before is known here too.
 		if err := c.refresh(); err != nil {
 			b.cfg.Logger.Warn("changes of topics and access rules not read", "err", err)
-		}
-		if req.Key() == int16(kmsg.WriteTxnMarkers) {
-			defer c.arrived()()
 		}
 	}
 	if a, ok := b.apis[req.Key()]; ok {

@@ -66,6 +66,9 @@ func (c *cluster) epochs(dir string) epochlog.Config {
 // owner is sharedTopics'. The partitions of a topic follow one another, so that
 // they are spread evenly.
 func (c *cluster) owner(t *topic, p int32) int32 {
+	if t.logs != nil || t.internal {
+		return c.ownerOf(int(p))
+	}
 	return c.ownerOf(int(binary.BigEndian.Uint32(t.id[:])>>2) + int(p))
 }
 
@@ -73,7 +76,7 @@ func (c *cluster) owner(t *topic, p int32) int32 {
 // has just taken over, clients that know its epoch must not be sent back.
 func (c *cluster) leader(t *topic, p int32) (node, epoch int32) {
 	if t.logs != nil || t.internal {
-		return c.ownerOf(int(p)), 0
+		return c.owner(t, p), 0
 	}
 	at := place{t.id, p}
 	c.mu.Lock()

@@ -274,15 +274,15 @@ func (tr *trio) create(n *node, topic string, partitions int32) int16 {
 
 // producer is a client of one transactional id.
 type producer struct {
-	tr      *trio
-	id      string
-	at      txnstate.Producer
-	version int16 // of EndTxn: 5 for protocol 2
-	seq     map[string]int32
+	tr  *trio
+	id  string
+	at  txnstate.Producer
+	old bool // it speaks protocol 1
+	seq map[string]int32
 }
 
 func (tr *trio) producer(id string) *producer {
-	p := &producer{tr: tr, id: id, version: 5, seq: map[string]int32{}}
+	p := &producer{tr: tr, id: id, old: tr.cfg.TransactionVersion == txnstate.TV1, seq: map[string]int32{}}
 	p.init()
 	return p
 }
@@ -305,7 +305,11 @@ func (p *producer) batchTo(n *node, topic string, part int32, records int) int16
 	req := kmsg.NewPtrProduceRequest()
 	req.TransactionID, req.Acks, req.TimeoutMillis = &p.id, -1, 1000
 	req.Topics = []kmsg.ProduceRequestTopic{{Topic: topic, Partitions: []kmsg.ProduceRequestTopicPartition{{Partition: part, Records: b}}}}
-	code := as[*kmsg.ProduceResponse](p.tr, n, req, 12).Topics[0].Partitions[0].ErrorCode
+	version := int16(12)
+	if p.old {
+		version = 11
+	}
+	code := as[*kmsg.ProduceResponse](p.tr, n, req, version).Topics[0].Partitions[0].ErrorCode
 	if code == 0 {
 		p.seq[key] += int32(records)
 	}
@@ -314,6 +318,14 @@ func (p *producer) batchTo(n *node, topic string, part int32, records int) int16
 
 func (p *producer) send(topic string, part int32, records int) {
 	p.tr.t.Helper()
+	if p.old {
+		p.tr.untilAt(1, p.id, func(n *node) int16 {
+			req := kmsg.NewPtrAddPartitionsToTxnRequest()
+			req.TransactionalID, req.ProducerID, req.ProducerEpoch = p.id, p.at.ID, p.at.Epoch
+			req.Topics = []kmsg.AddPartitionsToTxnRequestTopic{{Topic: topic, Partitions: []int32{part}}}
+			return as[*kmsg.AddPartitionsToTxnResponse](p.tr, n, req, 3).Topics[0].Partitions[0].ErrorCode
+		})
+	}
 	p.tr.until(func() int16 {
 		return at(p.tr.leads(topic, part), func(n *node) int16 { return p.batchTo(n, topic, part, records) })
 	})
@@ -335,6 +347,9 @@ func (p *producer) end(commit bool) {
 	p.tr.untilAt(1, p.id, func(n *node) int16 {
 		req := kmsg.NewPtrEndTxnRequest()
 		req.TransactionalID, req.ProducerID, req.ProducerEpoch, req.Commit = p.id, p.at.ID, p.at.Epoch, commit
+		if p.old {
+			return as[*kmsg.EndTxnResponse](p.tr, n, req, 4).ErrorCode
+		}
 		r := as[*kmsg.EndTxnResponse](p.tr, n, req, 5)
 		if r.ErrorCode == 0 && r.ProducerID >= 0 {
 			p.at = txnstate.Producer{ID: r.ProducerID, Epoch: r.ProducerEpoch}
@@ -638,6 +653,35 @@ func TestABrokerSleepsAndWakes(t *testing.T) {
 		p.send("t", part, 1)
 		p.end(true)
 		require.Equal(t, 7, tr.records("t", part))
+	})
+}
+
+// Under protocol 1 the next transaction has the same epoch. A marker that a broker
+// had in its hands when it was stopped comes when that one is open, and does not
+// end it. (I4)
+func TestALateMarkerOfProtocol1ChangesNothing_I4(t *testing.T) {
+	bubble(t, Config{TransactionVersion: txnstate.TV1}, func(tr *trio) {
+		n := tr.nodes[2]
+		require.Zero(t, tr.create(tr.nodes[1], "t", 3))
+		part := tr.partitionOn(n, "t")
+		p := tr.producer(tr.keyOn(1, tr.nodes[1], "x"))
+		p.send("t", part, 1)
+		wake := n.sleep()
+		before := p.at
+		p.end(true) // the marker goes to n first
+		require.Equal(t, 1, tr.records("t", part))
+		p.send("t", part, 1)
+		require.Equal(t, before, p.at)
+		wake()
+		for range 100 {
+			time.Sleep(100 * time.Millisecond)
+			high, stable := tr.ends("t", part)
+			require.Equal(t, high-1, stable, "what is open stays so")
+		}
+		require.Equal(t, n, tr.leads("t", part))
+		p.end(false)
+		require.Equal(t, 2, tr.records("t", part))
+		require.Equal(t, 1, tr.aborted("t", part))
 	})
 }
 

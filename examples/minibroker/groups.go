@@ -254,6 +254,9 @@ func (b *Broker) listGroups(ctx context.Context, who wire.Principal, r *kmsg.Lis
 	}
 	const kind = "classic"
 	for _, id := range b.groups.ids() {
+		if b.groups.here(id) != nil {
+			continue
+		}
 		x := kmsg.NewListGroupsResponseGroup()
 		x.Group, x.GroupType, x.GroupState = id, kind, kxoffsets.GroupEmpty.String()
 		if g := b.groups.find(id); g != nil {
