@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,6 +44,24 @@ func (p *player) ask(ctx context.Context) (*kmsg.ApiVersionsResponse, error) {
 	return do[*kmsg.ApiVersionsResponse](ctx, p.c, kmsg.NewPtrApiVersionsRequest())
 }
 
+// level is the finalised transaction.version, as the broker tells clients; -1
+// where it does not.
+func (p *player) level(ctx context.Context) int16 {
+	req := kmsg.NewPtrApiVersionsRequest()
+	req.Version = 3
+	req.ClientSoftwareName, req.ClientSoftwareVersion = "conformance", "1"
+	x, err := do[*kmsg.ApiVersionsResponse](ctx, p.c, req)
+	if err != nil || x.ErrorCode != 0 || x.FinalizedFeaturesEpoch < 0 {
+		return -1
+	}
+	for _, f := range x.FinalizedFeatures {
+		if f.Name == "transaction.version" {
+			return f.MaxVersionLevel
+		}
+	}
+	return 0
+}
+
 // best is the version to use for a request whose version no recording fixes: the
 // wanted one, or an older one if the broker has no newer.
 func (a apis) best(key, want int16) int16 {
@@ -76,7 +95,7 @@ func (s *Step) uses(o Options) [][2]int16 {
 	case OpOffsetCommit:
 		return [][2]int16{{8, s.Version}}
 	case OpOffsetFetch:
-		return [][2]int16{{9, 7}}
+		return [][2]int16{{9, cmp.Or(s.Version, 7)}}
 	case OpJoin:
 		return [][2]int16{{11, 5}, {14, 3}}
 	case OpLeave:
@@ -85,8 +104,18 @@ func (s *Step) uses(o Options) [][2]int16 {
 		return [][2]int16{{0, s.Version}}
 	case OpFetch:
 		return [][2]int16{{1, 11}}
+	case OpListOffsets:
+		return [][2]int16{{2, 5}}
 	case OpWriteMarkers:
 		return [][2]int16{{27, s.Version}}
+	case OpNewTopic:
+		if o.CreateTopic == nil {
+			return [][2]int16{{19, 5}}
+		}
+	case OpDeleteTopic:
+		return [][2]int16{{20, 5}}
+	case OpDeleteGroup:
+		return [][2]int16{{42, 2}}
 	case OpDescribeTxns:
 		return [][2]int16{{65, 0}}
 	case OpListTxns:
@@ -267,7 +296,7 @@ func (e *env) probeEpoch(ctx context.Context, name string) (int32, error) {
 	}
 	var fp kmsg.FetchResponseTopicPartition
 	if err := p.patiently(ctx, func() (err error) {
-		fp, _, err = p.fetchFrom(ctx, d[0], 0)
+		fp, _, err = p.fetchFrom(ctx, d[0], 0, 0)
 		return err
 	}); err != nil {
 		return 0, ctx.Err()

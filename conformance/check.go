@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -40,6 +41,7 @@ type env struct {
 	o       Options
 	limits  *limits
 	apis    apis
+	level   int16 // finalised transaction.version, -1 for unknown
 	notes   []string
 	epochs  epochs
 	aclWait time.Duration // for an access rule to hold, where the broker cannot be asked
@@ -71,6 +73,7 @@ func start(ctx context.Context, addr string, o Options) (*env, []loaded, error) 
 	if e.apis, err = p.versions(ctx); err != nil {
 		return nil, nil, fmt.Errorf("broker at %s: %w", addr, err)
 	}
+	e.level = p.level(ctx)
 	if err := p.createTopics(ctx, sharedTopics); err != nil {
 		return nil, nil, fmt.Errorf("broker at %s: %w", addr, err)
 	}
@@ -225,6 +228,12 @@ func (e *env) suite(ctx context.Context, s loaded) (SuiteReport, error) {
 	sr.Missing = e.apis.missing(scs, e.o)
 	if len(e.o.Suites) == 0 {
 		sr.Skipped = e.apis.skip(scs, e.o)
+		if level := levelOf(s.Name); s.OnRequest || level >= 0 && e.level >= 0 && level != e.level {
+			sr.Skipped = "it needs " + s.Needs
+		}
+	}
+	if e.o.Follow && slices.ContainsFunc(scs, (*Scenario).oneBroker) {
+		sr.Skipped = "some of its requests span partitions that one broker must lead"
 	}
 	if sr.Skipped == "" && e.deniesNothing(ctx, scs) && len(e.o.Suites) == 0 {
 		sr.Skipped = "the broker has no access control (CreateAcls: SECURITY_DISABLED)"

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -441,7 +442,9 @@ func TestScenariosThatMustBeAloneAre(t *testing.T) {
 		t.Errorf("%v, at most %d at a time, slept %d times", err, most.Load(), slept)
 	}
 	for _, s := range Suites() {
-		alone := strings.HasPrefix(s.Name, "data") || strings.HasPrefix(s.Name, "marker") || strings.HasPrefix(s.Name, "wrap")
+		alone := slices.ContainsFunc([]string{"data", "marker", "wrap", "oddo", "oddd", "blend", "deletes", "rotation", "timeouts", "expiry", "level"}, func(p string) bool {
+			return strings.HasPrefix(s.Name, p)
+		})
 		if s.OneByOne != alone {
 			t.Errorf("%s one by one: %v", s.Name, s.OneByOne)
 		}

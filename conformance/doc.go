@@ -2,8 +2,8 @@
 // broker agree with Apache Kafka's. It is for the authors of any such broker, in
 // whatever language: nothing in it depends on the rest of this module.
 //
-// The package carries recordings of Apache Kafka 4.4: 3,549 conversations
-// (scenarios) in 21 suites, with Kafka's answer to each of their 38,358 steps.
+// The package carries recordings of Apache Kafka 4.4: 4,172 conversations
+// (scenarios) in 32 suites, with Kafka's answer to each of their 45,163 steps.
 // They cover both transaction protocols (before and since KIP-890) at every
 // version of the APIs that take part: InitProducerId, AddPartitionsToTxn,
 // AddOffsetsToTxn, TxnOffsetCommit, EndTxn, WriteTxnMarkers, Produce, Fetch,
@@ -33,7 +33,8 @@
 // with Options.Follow. Plain TCP, or a Dial of the host's own, which may add TLS
 // and authentication (NewConn) or leave out the network altogether (Handler).
 // Some suites need more, see Suite.Needs: the setting of timeouts, access rules,
-// two-phase commit. The broker should be one that nobody needs: topics, ids and
+// two-phase commit, another transaction.version (Suites that the broker shows not
+// to be for are left out), ids that expire (asked for by name). The broker should be one that nobody needs: topics, ids and
 // rules are left behind.
 //
 // A replay is not quite what a client does. Requests go out at exactly the

@@ -20,7 +20,7 @@ func ExampleCheck() {
 		}
 		return resp, nil
 	}}
-	// One scenario of our own in place of the 3,549 that come with the package.
+	// One scenario of our own in place of the 4,172 that come with the package.
 	mine := fstest.MapFS{"mine.jsonl": {Data: []byte(`{"name":"mine-1","source":"Apache Kafka 4.4.0","steps":[` +
 		`{"op":"init","v":4,"id":"tx1","pid":"none","epoch":-1,"timeout":60000,"want":{"err":"","pid":"P1","epoch":0}},` +
 		`{"op":"end","v":3,"id":"tx1","pid":"P1","epoch":0,"commit":true,"want":{"err":"INVALID_TXN_STATE"}}]}`)}}

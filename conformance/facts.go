@@ -1,5 +1,7 @@
 package conformance
 
+import "slices"
+
 // Fact is something that a broker need not remember over Options.Between.
 // Everything else must be as before, or an answer differs.
 type Fact string
@@ -93,7 +95,7 @@ func (s *Scenario) shortTxns() []span {
 // above the broker's own: a restart moves that one up, past the marker's.
 func (s *Scenario) raisedMarkers() []span {
 	for i, st := range s.Steps {
-		if st.Op == OpWriteMarkers && st.CoordinatorEpoch > 0 {
+		if st.Op == OpWriteMarkers && slices.ContainsFunc(st.each(), func(m *Step) bool { return m.CoordinatorEpoch > 0 }) {
 			return []span{{i, len(s.Steps)}}
 		}
 	}
@@ -113,17 +115,23 @@ func (s *Scenario) verifications() []span {
 		if st.Op != OpProduce {
 			continue
 		}
-		k := at{st.Producer, st.Parts[0].Topic, st.Parts[0].Partition}
-		if from, ok := since[k]; ok {
-			out = append(out, span{from, i})
-		}
-		if !st.Transactional {
-			continue
-		}
-		if st.Want.Err == "" {
-			delete(since, k)
-		} else if _, ok := since[k]; !ok {
-			since[k] = i
+		for _, b := range st.each() {
+			k := at{b.Producer, b.Parts[0].Topic, b.Parts[0].Partition}
+			if from, ok := since[k]; ok {
+				out = append(out, span{from, i})
+			}
+			if !b.Transactional {
+				continue
+			}
+			err := st.Want.Err
+			if err == errMixed {
+				err = st.Want.Parts[tpKey(k.topic, k.partition)]
+			}
+			if err == "" {
+				delete(since, k)
+			} else if _, ok := since[k]; !ok {
+				since[k] = i
+			}
 		}
 	}
 	return out

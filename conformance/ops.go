@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sort"
 	"strings"
@@ -84,7 +85,18 @@ func (p *player) once(ctx context.Context, s *Step) (Answer, error) {
 	case OpLeave:
 		return p.leave(ctx, s)
 	case OpProduce:
+		if len(s.Txns) > 0 || s.Version >= 13 {
+			return p.produceMany(ctx, s)
+		}
 		return p.produce(ctx, s)
+	case OpListOffsets:
+		return p.listOffsets(ctx, s)
+	case OpNewTopic:
+		return p.newTopic(ctx, s)
+	case OpDeleteTopic:
+		return p.deleteTopic(ctx, s)
+	case OpDeleteGroup:
+		return p.deleteGroup(ctx, s)
 	case OpFetch:
 		return p.fetch(ctx, s)
 	case OpWriteMarkers:
@@ -308,6 +320,12 @@ func (p *player) listTxns(ctx context.Context, s *Step) (Answer, error) {
 	req := kmsg.NewPtrListTransactionsRequest()
 	req.Version = s.Version
 	req.StateFilters = s.StateFilters
+	if s.DurationMs != 0 {
+		req.DurationFilterMillis = s.DurationMs
+	}
+	if s.Pattern != "" {
+		req.TransactionalIDPattern = ptr(s.Pattern)
+	}
 	for _, f := range s.ProducerFilters {
 		req.ProducerIDFilters = append(req.ProducerIDFilters, p.pid(f))
 	}
@@ -336,12 +354,44 @@ func (p *player) listTxns(ctx context.Context, s *Step) (Answer, error) {
 func (p *player) writeMarkers(ctx context.Context, s *Step) (Answer, error) {
 	req := kmsg.NewPtrWriteTxnMarkersRequest()
 	req.Version = s.Version
+	for _, one := range s.each() {
+		m, err := p.marker(ctx, one)
+		if err != nil {
+			return Answer{}, err
+		}
+		req.Markers = append(req.Markers, m)
+	}
+	x, err := do[*kmsg.WriteTxnMarkersResponse](ctx, p.c, req)
+	if err != nil {
+		return Answer{}, err
+	}
+	a, errs := Answer{Txns: map[string]Answer{}}, map[string]string{}
+	for _, m := range x.Markers {
+		if len(s.Txns) > 0 {
+			clear(errs)
+		}
+		for _, t := range m.Topics {
+			for _, tp := range t.Partitions {
+				errs[tpKey(p.ltopic(t.Topic), tp.Partition)] = errName(tp.ErrorCode)
+			}
+		}
+		if len(s.Txns) > 0 {
+			a.Txns[p.sym(m.ProducerID)] = fold(maps.Clone(errs))
+		}
+	}
+	if len(s.Txns) > 0 {
+		return a, nil
+	}
+	return fold(errs), covers(s.Parts, errs)
+}
+
+func (p *player) marker(ctx context.Context, s *Step) (kmsg.WriteTxnMarkersRequestMarker, error) {
 	m := kmsg.NewWriteTxnMarkersRequestMarker()
 	m.ProducerID, m.ProducerEpoch, m.Committed, m.CoordinatorEpoch = p.pid(s.Producer), s.Epoch, s.Commit, s.CoordinatorEpoch
 	if m.CoordinatorEpoch >= 0 {
 		base, err := p.e.epochOf(ctx, p.holder(s))
 		if err != nil {
-			return Answer{}, err
+			return m, err
 		}
 		m.CoordinatorEpoch += base
 	}
@@ -355,20 +405,7 @@ func (p *player) writeMarkers(ctx context.Context, s *Step) (Answer, error) {
 		}
 		m.Topics = append(m.Topics, t)
 	}
-	req.Markers = append(req.Markers, m)
-	x, err := do[*kmsg.WriteTxnMarkersResponse](ctx, p.c, req)
-	if err != nil {
-		return Answer{}, err
-	}
-	errs := map[string]string{}
-	for _, m := range x.Markers {
-		for _, t := range m.Topics {
-			for _, tp := range t.Partitions {
-				errs[tpKey(p.ltopic(t.Topic), tp.Partition)] = errName(tp.ErrorCode)
-			}
-		}
-	}
-	return fold(errs), covers(s.Parts, errs)
+	return m, nil
 }
 
 func (p *player) describeProducers(ctx context.Context, s *Step) (Answer, error) {

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -35,6 +36,9 @@ func (p *player) batch(s *Step, now time.Time) []byte {
 	if s.Transactional {
 		b.Attributes |= attrTransactional
 	}
+	if s.Control {
+		b.Attributes |= attrControl
+	}
 	enc := b.AppendTo(nil)
 	binary.BigEndian.PutUint32(enc[8:], uint32(len(enc)-batchOverhead))
 	binary.BigEndian.PutUint32(enc[17:], crc32.Checksum(enc[21:], castagnoli))
@@ -47,8 +51,8 @@ func (p *player) produce(ctx context.Context, s *Step) (Answer, error) {
 	req.Version = s.Version
 	req.Acks = -1
 	req.TimeoutMillis = 10000
-	if s.Transactional && s.TxnID != "" {
-		req.TransactionID = ptr(p.name(s.TxnID))
+	if s.EmptyID || s.Transactional && s.TxnID != "" {
+		req.TransactionID = ptr(p.txnID(s))
 	}
 	t := kmsg.NewProduceRequestTopic()
 	t.Topic = p.topic(tp.Topic)
@@ -72,7 +76,7 @@ func (p *player) produce(ctx context.Context, s *Step) (Answer, error) {
 }
 
 func (p *player) fetch(ctx context.Context, s *Step) (Answer, error) {
-	fp, code, err := p.fetchFrom(ctx, s.Parts[0], s.Isolation)
+	fp, code, err := p.fetchFrom(ctx, s.Parts[0], s.Isolation, s.MaxBytes)
 	if err != nil || code != 0 {
 		return Answer{Err: errName(code)}, err
 	}
@@ -90,7 +94,7 @@ func (p *player) fetch(ctx context.Context, s *Step) (Answer, error) {
 	return a, nil
 }
 
-func (p *player) fetchFrom(ctx context.Context, tp TP, isolation int8) (kmsg.FetchResponseTopicPartition, int16, error) {
+func (p *player) fetchFrom(ctx context.Context, tp TP, isolation int8, maxBytes int32) (kmsg.FetchResponseTopicPartition, int16, error) {
 	var none kmsg.FetchResponseTopicPartition
 	req := kmsg.NewPtrFetchRequest()
 	req.Version = 11 // the last before topics are named by id only (13) and sessions of replicas change the request
@@ -101,7 +105,7 @@ func (p *player) fetchFrom(ctx context.Context, tp TP, isolation int8) (kmsg.Fet
 	t := kmsg.NewFetchRequestTopic()
 	t.Topic = p.topic(tp.Topic)
 	rp := kmsg.NewFetchRequestTopicPartition()
-	rp.Partition, rp.FetchOffset, rp.PartitionMaxBytes, rp.CurrentLeaderEpoch, rp.LogStartOffset = tp.Partition, tp.Offset, 1<<20, -1, -1
+	rp.Partition, rp.FetchOffset, rp.PartitionMaxBytes, rp.CurrentLeaderEpoch, rp.LogStartOffset = tp.Partition, tp.Offset, cmp.Or(maxBytes, 1<<20), -1, -1
 	t.Partitions = append(t.Partitions, rp)
 	req.Topics = append(req.Topics, t)
 	x, err := do[*kmsg.FetchResponse](ctx, p.c, req)
@@ -116,6 +120,88 @@ func (p *player) fetchFrom(ctx context.Context, tp TP, isolation int8) (kmsg.Fet
 		return none, 0, short("not one partition")
 	}
 	return x.Topics[0].Partitions[0], 0, nil
+}
+
+// produceMany sends several batches in one request, or one where topics are named
+// by id.
+func (p *player) produceMany(ctx context.Context, s *Step) (Answer, error) {
+	req := kmsg.NewPtrProduceRequest()
+	req.Version = s.Version
+	req.Acks = -1
+	req.TimeoutMillis = 10000
+	if s.EmptyID || s.TxnID != "" {
+		req.TransactionID = ptr(p.txnID(s))
+	}
+	at := map[string]int{}
+	for _, b := range s.each() {
+		tp := b.Parts[0]
+		i, ok := at[tp.Topic]
+		if !ok {
+			t := kmsg.NewProduceRequestTopic()
+			var err error
+			if t.Topic, t.TopicID, err = p.named(ctx, tp.Topic, s.Version >= 13); err != nil {
+				return Answer{}, err
+			}
+			i = len(req.Topics)
+			at[tp.Topic] = i
+			req.Topics = append(req.Topics, t)
+		}
+		rp := kmsg.NewProduceRequestTopicPartition()
+		rp.Partition, rp.Records = tp.Partition, p.batch(b, p.e.o.Now())
+		req.Topics[i].Partitions = append(req.Topics[i].Partitions, rp)
+	}
+	x, err := do[*kmsg.ProduceResponse](ctx, p.c, req)
+	if err != nil {
+		return Answer{}, err
+	}
+	errs, offsets := map[string]string{}, map[string]int64{}
+	for _, t := range x.Topics {
+		for _, y := range t.Partitions {
+			k := tpKey(p.nameOf(t.Topic, t.TopicID), y.Partition)
+			errs[k] = errName(y.ErrorCode)
+			if y.ErrorCode == 0 {
+				offsets[k] = y.BaseOffset
+			}
+		}
+	}
+	a := fold(errs)
+	if len(offsets) > 0 {
+		a.Offsets = offsets
+	}
+	var asked []TP
+	for _, b := range s.each() {
+		asked = append(asked, b.Parts[0])
+	}
+	return a, covers(asked, errs)
+}
+
+func (p *player) listOffsets(ctx context.Context, s *Step) (Answer, error) {
+	x, err := p.offsetAt(ctx, s.Parts[0], s.Time, s.Isolation)
+	if err != nil {
+		return Answer{}, err
+	}
+	return Answer{Err: errName(x.ErrorCode), BaseOffset: ptr(x.Offset)}, nil
+}
+
+func (p *player) offsetAt(ctx context.Context, tp TP, time int64, isolation int8) (kmsg.ListOffsetsResponseTopicPartition, error) {
+	req := kmsg.NewPtrListOffsetsRequest()
+	req.Version = p.e.apis.best(req.Key(), 5)
+	req.ReplicaID = -1
+	req.IsolationLevel = isolation
+	t := kmsg.NewListOffsetsRequestTopic()
+	t.Topic = p.topic(tp.Topic)
+	rp := kmsg.NewListOffsetsRequestTopicPartition()
+	rp.Partition, rp.Timestamp = tp.Partition, time
+	t.Partitions = append(t.Partitions, rp)
+	req.Topics = append(req.Topics, t)
+	x, err := do[*kmsg.ListOffsetsResponse](ctx, p.c, req)
+	if err != nil {
+		return kmsg.ListOffsetsResponseTopicPartition{}, err
+	}
+	if len(x.Topics) != 1 || len(x.Topics[0].Partitions) != 1 {
+		return kmsg.ListOffsetsResponseTopicPartition{}, short("not one partition")
+	}
+	return x.Topics[0].Partitions[0], nil
 }
 
 // batches decodes what a fetch returned. Only the end may be cut short.

@@ -1,8 +1,10 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
@@ -12,13 +14,22 @@ func (p *player) txnOffsetCommit(ctx context.Context, s *Step) (Answer, error) {
 	req.Version = s.Version
 	req.TransactionalID, req.Group, req.ProducerID, req.ProducerEpoch = p.txnID(s), p.group(s.Group), p.pid(s.Producer), s.Epoch
 	req.Generation, req.MemberID = p.generation(s), p.member(s.Member)
+	if s.Instance != "" {
+		req.InstanceID = ptr(s.Instance)
+	}
 	names, by := byTopic(s.Parts)
 	for _, n := range names {
 		t := kmsg.NewTxnOffsetCommitRequestTopic()
-		t.Topic = p.topic(n)
+		var err error
+		if t.Topic, t.TopicID, err = p.named(ctx, n, s.Version >= 6); err != nil {
+			return Answer{}, err
+		}
 		for _, tp := range by[n] {
 			rp := kmsg.NewTxnOffsetCommitRequestTopicPartition()
 			rp.Partition, rp.Offset, rp.LeaderEpoch = tp.Partition, tp.Offset, -1
+			if s.Metadata > 0 && tp.Partition == 0 {
+				rp.Metadata = ptr(strings.Repeat("m", s.Metadata))
+			}
 			t.Partitions = append(t.Partitions, rp)
 		}
 		req.Topics = append(req.Topics, t)
@@ -30,7 +41,7 @@ func (p *player) txnOffsetCommit(ctx context.Context, s *Step) (Answer, error) {
 	m := map[string]string{}
 	for _, t := range x.Topics {
 		for _, tp := range t.Partitions {
-			m[tpKey(p.ltopic(t.Topic), tp.Partition)] = errName(tp.ErrorCode)
+			m[tpKey(p.nameOf(t.Topic, t.TopicID), tp.Partition)] = errName(tp.ErrorCode)
 		}
 	}
 	return fold(m), covers(s.Parts, m)
@@ -43,10 +54,16 @@ func (p *player) offsetCommit(ctx context.Context, s *Step) (Answer, error) {
 	names, by := byTopic(s.Parts)
 	for _, n := range names {
 		t := kmsg.NewOffsetCommitRequestTopic()
-		t.Topic = p.topic(n)
+		var err error
+		if t.Topic, t.TopicID, err = p.named(ctx, n, s.Version >= 10); err != nil {
+			return Answer{}, err
+		}
 		for _, tp := range by[n] {
 			rp := kmsg.NewOffsetCommitRequestTopicPartition()
 			rp.Partition, rp.Offset, rp.LeaderEpoch = tp.Partition, tp.Offset, -1
+			if s.Metadata > 0 && tp.Partition == 0 {
+				rp.Metadata = ptr(strings.Repeat("m", s.Metadata))
+			}
 			t.Partitions = append(t.Partitions, rp)
 		}
 		req.Topics = append(req.Topics, t)
@@ -58,40 +75,73 @@ func (p *player) offsetCommit(ctx context.Context, s *Step) (Answer, error) {
 	m := map[string]string{}
 	for _, t := range x.Topics {
 		for _, tp := range t.Partitions {
-			m[tpKey(p.ltopic(t.Topic), tp.Partition)] = errName(tp.ErrorCode)
+			m[tpKey(p.nameOf(t.Topic, t.TopicID), tp.Partition)] = errName(tp.ErrorCode)
 		}
 	}
 	return fold(m), covers(s.Parts, m)
 }
 
+// offsetFetch asks about one group; up to version 7 that is all a request can do.
 func (p *player) offsetFetch(ctx context.Context, s *Step) (Answer, error) {
 	req := kmsg.NewPtrOffsetFetchRequest()
-	req.Version = 7 // the first with RequireStable
-	req.Group = p.group(s.Group)
+	req.Version = cmp.Or(s.Version, 7) // the first with RequireStable
 	req.RequireStable = s.RequireStable
+	byID := req.Version >= 10
+	g := kmsg.NewOffsetFetchRequestGroup()
+	g.Group = p.group(s.Group)
+	if !s.AllTopics { // which is what no list at all asks for
+		req.Topics, g.Topics = []kmsg.OffsetFetchRequestTopic{}, []kmsg.OffsetFetchRequestGroupTopic{}
+	}
 	names, by := byTopic(s.Parts)
 	for _, n := range names {
-		t := kmsg.NewOffsetFetchRequestTopic()
-		t.Topic = p.topic(n)
+		t, gt := kmsg.NewOffsetFetchRequestTopic(), kmsg.NewOffsetFetchRequestGroupTopic()
+		var err error
+		if gt.Topic, gt.TopicID, err = p.named(ctx, n, byID); err != nil {
+			return Answer{}, err
+		}
+		t.Topic = gt.Topic
 		for _, tp := range by[n] {
 			t.Partitions = append(t.Partitions, tp.Partition)
 		}
-		req.Topics = append(req.Topics, t)
+		gt.Partitions = t.Partitions
+		req.Topics, g.Topics = append(req.Topics, t), append(g.Topics, gt)
+	}
+	if req.Version < 8 {
+		req.Group = g.Group
+	} else {
+		req.Groups = append(req.Groups, g)
 	}
 	x, err := do[*kmsg.OffsetFetchResponse](ctx, p.c, req)
 	if err != nil {
 		return Answer{}, err
 	}
 	a := Answer{Err: errName(x.ErrorCode), Offsets: map[string]int64{}}
+	put := func(topic string, partition int32, offset int64, code int16) {
+		k := tpKey(topic, partition)
+		a.Offsets[k] = offset
+		if code != 0 {
+			if a.Parts == nil {
+				a.Parts = map[string]string{}
+			}
+			a.Parts[k] = errName(code)
+		}
+	}
 	for _, t := range x.Topics {
 		for _, tp := range t.Partitions {
-			k := tpKey(p.ltopic(t.Topic), tp.Partition)
-			a.Offsets[k] = tp.Offset
-			if tp.ErrorCode != 0 {
-				if a.Parts == nil {
-					a.Parts = map[string]string{}
-				}
-				a.Parts[k] = errName(tp.ErrorCode)
+			put(p.ltopic(t.Topic), tp.Partition, tp.Offset, tp.ErrorCode)
+		}
+	}
+	for _, g := range x.Groups {
+		if g.ErrorCode != 0 {
+			a.Err = errName(g.ErrorCode)
+		}
+		for _, t := range g.Topics {
+			name, err := p.found(ctx, t.Topic, t.TopicID)
+			if err != nil {
+				return Answer{}, err
+			}
+			for _, tp := range t.Partitions {
+				put(name, tp.Partition, tp.Offset, tp.ErrorCode)
 			}
 		}
 	}
@@ -169,4 +219,19 @@ func (p *player) leave(ctx context.Context, s *Step) (Answer, error) {
 		delete(p.joined, s.Group)
 	}
 	return Answer{Err: errName(x.ErrorCode)}, nil
+}
+
+// deleteGroup is answered when the group is gone.
+func (p *player) deleteGroup(ctx context.Context, s *Step) (Answer, error) {
+	req := kmsg.NewPtrDeleteGroupsRequest()
+	req.Version = p.e.apis.best(req.Key(), 2)
+	req.Groups = []string{p.group(s.Group)}
+	x, err := do[*kmsg.DeleteGroupsResponse](ctx, p.c, req)
+	if err != nil {
+		return Answer{}, err
+	}
+	if len(x.Groups) != 1 {
+		return Answer{}, short("not one group")
+	}
+	return Answer{Err: errName(x.Groups[0].ErrorCode)}, nil
 }

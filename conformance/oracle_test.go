@@ -125,7 +125,8 @@ func (o *oracle) handle(_ context.Context, req kmsg.Request) (kmsg.Response, err
 	case *kmsg.TxnOffsetCommitResponse:
 		for _, t := range req.(*kmsg.TxnOffsetCommitRequest).Topics {
 			rt := kmsg.NewTxnOffsetCommitResponseTopic()
-			rt.Topic = t.Topic
+			rt.Topic, rt.TopicID = t.Topic, t.TopicID
+			t.Topic = o.p.nameOf(t.Topic, t.TopicID)
 			for _, p := range t.Partitions {
 				rt.Partitions = append(rt.Partitions, kmsg.TxnOffsetCommitResponseTopicPartition{Partition: p.Partition, ErrorCode: o.err(w, t.Topic, p.Partition)})
 			}
@@ -134,13 +135,18 @@ func (o *oracle) handle(_ context.Context, req kmsg.Request) (kmsg.Response, err
 	case *kmsg.OffsetCommitResponse:
 		for _, t := range req.(*kmsg.OffsetCommitRequest).Topics {
 			rt := kmsg.NewOffsetCommitResponseTopic()
-			rt.Topic = t.Topic
+			rt.Topic, rt.TopicID = t.Topic, t.TopicID
+			t.Topic = o.p.nameOf(t.Topic, t.TopicID)
 			for _, p := range t.Partitions {
 				rt.Partitions = append(rt.Partitions, kmsg.OffsetCommitResponseTopicPartition{Partition: p.Partition, ErrorCode: o.err(w, t.Topic, p.Partition)})
 			}
 			x.Topics = append(x.Topics, rt)
 		}
 	case *kmsg.OffsetFetchResponse:
+		if x.Version >= 8 {
+			o.fetchGroup(req.(*kmsg.OffsetFetchRequest).Groups[0].Group, w, x)
+			break
+		}
 		x.ErrorCode = codeOf(w.Err)
 		for k, off := range w.Offsets {
 			t, p := splitKey(k)
@@ -160,6 +166,10 @@ func (o *oracle) handle(_ context.Context, req kmsg.Request) (kmsg.Response, err
 	case *kmsg.LeaveGroupResponse:
 		x.ErrorCode = codeOf(w.Err)
 	case *kmsg.ProduceResponse:
+		if len(o.step.Txns) > 0 || x.Version >= 13 {
+			o.produceMany(req.(*kmsg.ProduceRequest), w, x)
+			break
+		}
 		t := req.(*kmsg.ProduceRequest).Topics[0]
 		rt := kmsg.NewProduceResponseTopic()
 		rt.Topic = t.Topic
@@ -173,6 +183,10 @@ func (o *oracle) handle(_ context.Context, req kmsg.Request) (kmsg.Response, err
 	case *kmsg.FetchResponse:
 		o.fetch(req.(*kmsg.FetchRequest), w, x)
 	case *kmsg.WriteTxnMarkersResponse:
+		if len(o.step.Txns) > 0 {
+			o.markMany(req.(*kmsg.WriteTxnMarkersRequest), w, x)
+			break
+		}
 		for _, m := range req.(*kmsg.WriteTxnMarkersRequest).Markers {
 			rm := kmsg.NewWriteTxnMarkersResponseMarker()
 			rm.ProducerID = m.ProducerID
@@ -195,7 +209,7 @@ func (o *oracle) handle(_ context.Context, req kmsg.Request) (kmsg.Response, err
 		}
 		for _, k := range w.InTxn {
 			rt := kmsg.NewDescribeTransactionsResponseTransactionStateTopic()
-			if k == "__consumer_offsets" {
+			if strings.HasPrefix(k, "__") {
 				rt.Topic, rt.Partitions = k, []int32{7, 9}
 			} else {
 				t, p := splitKey(k)
@@ -214,7 +228,41 @@ func (o *oracle) handle(_ context.Context, req kmsg.Request) (kmsg.Response, err
 			}
 			x.TransactionStates = append(x.TransactionStates, rs)
 		}
+	case *kmsg.MetadataResponse:
+		q := req.(*kmsg.MetadataRequest).Topics[0]
+		if q.Topic == nil { // asked by id, which holds the beginning of the local name
+			q.Topic = ptr(o.p.topic(strings.TrimRight(string(q.TopicID[:]), "\x00")))
+		}
+		rt := kmsg.NewMetadataResponseTopic()
+		rt.Topic = q.Topic
+		copy(rt.TopicID[:], o.p.ltopic(*q.Topic))
+		if o.step.Op == OpDeleteTopic {
+			rt.ErrorCode = kerr.UnknownTopicOrPartition.Code
+		}
+		x.Topics = append(x.Topics, rt)
+	case *kmsg.CreateTopicsResponse:
+		rt := kmsg.NewCreateTopicsResponseTopic()
+		rt.Topic = req.(*kmsg.CreateTopicsRequest).Topics[0].Topic
+		x.Topics = append(x.Topics, rt)
+	case *kmsg.DeleteTopicsResponse:
+		rt := kmsg.NewDeleteTopicsResponseTopic()
+		rt.ErrorCode = codeOf(w.Err)
+		x.Topics = append(x.Topics, rt)
+	case *kmsg.DeleteGroupsResponse:
+		rt := kmsg.NewDeleteGroupsResponseGroup()
+		rt.ErrorCode = codeOf(w.Err)
+		x.Groups = append(x.Groups, rt)
+	case *kmsg.ListOffsetsResponse:
+		rt, rp := kmsg.NewListOffsetsResponseTopic(), kmsg.NewListOffsetsResponseTopicPartition()
+		if o.step.Op == OpListOffsets {
+			rp.ErrorCode, rp.Offset = codeOf(w.Err), *w.BaseOffset
+		}
+		rt.Partitions = append(rt.Partitions, rp)
+		x.Topics = append(x.Topics, rt)
 	case *kmsg.DescribeProducersResponse:
+		if o.step.Op == OpDeleteTopic {
+			w = Answer{Err: "UNKNOWN_TOPIC_OR_PARTITION"}
+		}
 		o.producers(req.(*kmsg.DescribeProducersRequest), w, x)
 	case *kmsg.CreateACLsResponse:
 		x.Results = append(x.Results, kmsg.CreateACLsResponseResult{ErrorCode: codeOf(w.Err)})
@@ -228,6 +276,76 @@ func (o *oracle) handle(_ context.Context, req kmsg.Request) (kmsg.Response, err
 		return nil, fmt.Errorf("unexpected request %T", req)
 	}
 	return resp, nil
+}
+
+func (o *oracle) fetchGroup(group string, w Answer, x *kmsg.OffsetFetchResponse) {
+	g := kmsg.NewOffsetFetchResponseGroup()
+	g.Group, g.ErrorCode = group, codeOf(w.Err)
+	for k, off := range w.Offsets {
+		t, p := splitKey(k)
+		rt := kmsg.NewOffsetFetchResponseGroupTopic()
+		rt.Topic = o.p.topic(t)
+		if x.Version >= 10 {
+			rt.Topic = ""
+			if id, ok := o.p.ids[t]; ok {
+				rt.TopicID = id
+			} else {
+				copy(rt.TopicID[:], t)
+			}
+		}
+		rp := kmsg.NewOffsetFetchResponseGroupTopicPartition()
+		rp.Partition, rp.Offset, rp.ErrorCode = p, off, codeOf(w.Parts[k])
+		rt.Partitions = append(rt.Partitions, rp)
+		g.Topics = append(g.Topics, rt)
+	}
+	x.Groups = append(x.Groups, g)
+}
+
+func (o *oracle) produceMany(req *kmsg.ProduceRequest, w Answer, x *kmsg.ProduceResponse) {
+	for _, t := range req.Topics {
+		rt := kmsg.NewProduceResponseTopic()
+		rt.Topic, rt.TopicID = t.Topic, t.TopicID
+		name := o.p.nameOf(t.Topic, t.TopicID)
+		for _, p := range t.Partitions {
+			rp := kmsg.NewProduceResponseTopicPartition()
+			rp.Partition, rp.ErrorCode, rp.BaseOffset = p.Partition, o.err(w, name, p.Partition), -1
+			if off, ok := w.Offsets[tpKey(name, p.Partition)]; ok {
+				rp.BaseOffset = off
+			}
+			rt.Partitions = append(rt.Partitions, rp)
+		}
+		x.Topics = append(x.Topics, rt)
+	}
+}
+
+// markMany answers by producer, as Kafka does.
+func (o *oracle) markMany(req *kmsg.WriteTxnMarkersRequest, w Answer, x *kmsg.WriteTxnMarkersResponse) {
+	done := map[int64]bool{}
+	for _, m := range req.Markers {
+		one, ok := w.Txns[o.p.sym(m.ProducerID)]
+		if !ok || done[m.ProducerID] {
+			continue
+		}
+		done[m.ProducerID] = true
+		rm := kmsg.NewWriteTxnMarkersResponseMarker()
+		rm.ProducerID = m.ProducerID
+		for _, n := range req.Markers {
+			if n.ProducerID != m.ProducerID {
+				continue
+			}
+			for _, t := range n.Topics {
+				rt := kmsg.NewWriteTxnMarkersResponseMarkerTopic()
+				rt.Topic = t.Topic
+				for _, p := range t.Partitions {
+					if _, ok := one.Parts[tpKey(o.p.ltopic(t.Topic), p)]; ok || one.Err != errMixed {
+						rt.Partitions = append(rt.Partitions, kmsg.WriteTxnMarkersResponseMarkerTopicPartition{Partition: p, ErrorCode: o.err(one, t.Topic, p)})
+					}
+				}
+				rm.Topics = append(rm.Topics, rt)
+			}
+		}
+		x.Markers = append(x.Markers, rm)
+	}
 }
 
 // fetch builds batches from the lines of an answer.
@@ -278,7 +396,14 @@ func (o *oracle) producers(req *kmsg.DescribeProducersRequest, w Answer, x *kmsg
 		for _, p := range t.Partitions {
 			rp := kmsg.NewDescribeProducersResponseTopicPartition()
 			rp.Partition, rp.ErrorCode = p, o.err(w, t.Topic, p)
-			for _, line := range w.Producers {
+			if e, ok := w.Parts[tpKey(o.p.ltopic(t.Topic), p)]; ok {
+				rp.ErrorCode = codeOf(e)
+			}
+			lines := w.Producers
+			if len(t.Partitions) > 1 { // of a partition that is named twice each line is there twice
+				lines = slices.Compact(slices.Clone(lines))
+			}
+			for _, line := range lines {
 				f := strings.Fields(line) // d/0 P1 e0 seq2 start0
 				if f[0] != tpKey(o.p.ltopic(t.Topic), p) {
 					continue

@@ -26,6 +26,7 @@ type player struct {
 	seen    map[string]bool       // transactional ids named so far
 	stuck   bool                  // a transaction stays in Prepare whatever time it is given
 	resent  bool                  // a request may have been carried out twice
+	ids     map[string][16]byte   // local name of a topic -> its id
 	members map[string]string     // symbol -> the member id that the broker gave
 	joined  map[string]membership // group -> the membership that a join of this scenario gave
 	genBy   map[string]int32      // group -> how far its generations lie above the recorded ones
@@ -45,7 +46,7 @@ func (e *env) player(prefix, tprefix string) *player {
 		pids: map[string]int64{}, syms: map[int64]string{}, holders: map[string]string{},
 		// Above what brokers hand out: Kafka counts from 0, others put a broker's number above bit 40.
 		unknown: 1<<60 + int64(h.Sum64()&(1<<50-1))<<1,
-		seen:    map[string]bool{}, members: map[string]string{}, joined: map[string]membership{}, genBy: map[string]int32{},
+		seen:    map[string]bool{}, ids: map[string][16]byte{}, members: map[string]string{}, joined: map[string]membership{}, genBy: map[string]int32{},
 	}
 }
 
@@ -53,8 +54,15 @@ func (p *player) close() { p.c.close() }
 
 func (p *player) name(s string) string   { return p.prefix + s }
 func (p *player) local(s string) string  { return strings.TrimPrefix(s, p.prefix) }
-func (p *player) topic(s string) string  { return p.tprefix + s }
 func (p *player) ltopic(s string) string { return strings.TrimPrefix(s, p.tprefix) }
+
+// topic is the broker's name of a topic. Internal ones are the same for all.
+func (p *player) topic(s string) string {
+	if strings.HasPrefix(s, "__") {
+		return s
+	}
+	return p.tprefix + s
+}
 
 func (p *player) txnID(s *Step) string {
 	if s.EmptyID {

@@ -26,12 +26,18 @@ type Suite struct {
 	Scenarios int    `json:"scenarios"`
 	Answers   int    `json:"answers"`  // steps of all scenarios
 	OneByOne  bool   `json:"oneByOne"` // replayed one scenario at a time
+	// OnRequest suites are replayed only where Options.Suites names them: they need
+	// a setting that a broker does not show and that others must not have.
+	OnRequest bool `json:"onRequest,omitempty"`
 }
 
 // about is what is known of the recordings beyond their bytes.
 var about = []struct {
-	name, text, needs string
-	oneByOne          bool
+	name, text, needs   string
+	oneByOne, onRequest bool
+	// level is the finalised transaction.version that the suite is for, counted
+	// from 1; 0 is any. A broker that shows another is spared it.
+	level int16
 }{
 	{name: "coord1", text: "the coordinator's APIs at the versions of transaction protocol 1: InitProducerId 0-4, AddPartitionsToTxn 0-3, AddOffsetsToTxn 0-3, EndTxn 0-4, DescribeTransactions, ListTransactions"},
 	{name: "coord2", text: "the same with protocol 2 (KIP-890): InitProducerId 5, EndTxn 5, batched and verifying AddPartitionsToTxn 4-5"},
@@ -53,6 +59,17 @@ var about = []struct {
 	{name: "exhaust2", text: "the same with protocol 2"},
 	{name: "acl1", text: "requests that an access rule forbids", needs: "an authorizer that allows what no rule forbids, and CreateAcls or Options.Deny"},
 	{name: "acl2", text: "the same with protocol 2", needs: "an authorizer that allows what no rule forbids, and CreateAcls or Options.Deny"},
+	{name: "odd", text: "requests that no producer sends, at all versions mixed: empty partition lists, internal topics, the group \"\", epochs and producer ids that cannot be, unknown states and patterns in ListTransactions 0-2"},
+	{name: "oddoffsets", oneByOne: true, text: "TxnOffsetCommit 0-6, OffsetCommit 2-10 and OffsetFetch 1-10 mixed: topic ids, any offsets, metadata that is too long, static members, all topics of a group"},
+	{name: "odddata", oneByOne: true, text: "Produce 3-13 mixed on one id: several batches in a request, control batches, internal topics, batches of somebody else's; fetches from any offset, ListOffsets"},
+	{name: "markers", oneByOne: true, text: "WriteTxnMarkers with several markers over several partitions, of several producers, some of which cannot be"},
+	{name: "blend", oneByOne: true, text: "all of these on one id"},
+	{name: "deletes", oneByOne: true, text: "topics and groups deleted while a transaction has records or offsets in them, and made again"},
+	{name: "rotation", oneByOne: true, text: "producer epochs near 32767: both protocols mixed, rotations and their repeats"},
+	{name: "timeouts", oneByOne: true, text: "transactions that time out with records and offsets in them, both protocols mixed", needs: "timed-out transactions looked for every 200 ms (Kafka's transaction.abort.timed.out.transaction.cleanup.interval.ms)"},
+	{name: "expiry", oneByOne: true, onRequest: true, text: "transactional ids that expire", needs: "ids that expire after 6 s, looked for every 300 ms (Kafka's transactional.id.expiration.ms and transaction.remove.expired.transaction.cleanup.interval.ms)"},
+	{name: "level1", oneByOne: true, level: 2, text: "requests of both protocols at a broker that has finalised level 1", needs: "the finalised transaction.version 1, and timed-out transactions looked for every 200 ms"},
+	{name: "level0", oneByOne: true, level: 1, text: "the same at level 0", needs: "the finalised transaction.version 0, and timed-out transactions looked for every 200 ms"},
 	{name: "twopc", text: "InitProducerId 6 with enable2Pc and keepPreparedTxn (KIP-939)", needs: "two-phase commit switched on (Kafka's transaction.two.phase.commit.enable and unstable.api.versions.enable)"},
 }
 
@@ -113,7 +130,7 @@ func loadSuite(fsys fs.FS, file string) (Suite, []*Scenario, error) {
 	}
 	for _, a := range about {
 		if a.name == s.Name {
-			s.About, s.Needs, s.OneByOne = a.text, a.needs, a.oneByOne
+			s.About, s.Needs, s.OneByOne, s.OnRequest = a.text, a.needs, a.oneByOne, a.onRequest
 		}
 	}
 	return s, scs, nil
@@ -187,4 +204,14 @@ func load(o Options) ([]loaded, error) {
 		}
 	}
 	return out, nil
+}
+
+// levelOf is the finalised transaction.version that a suite is for, -1 for any.
+func levelOf(suite string) int16 {
+	for _, a := range about {
+		if a.name == suite {
+			return a.level - 1
+		}
+	}
+	return -1
 }

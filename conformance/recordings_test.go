@@ -15,6 +15,8 @@ func TestEveryRecordingIsWhole(t *testing.T) {
 		"coord1": 300, "coord2": 300, "mixed": 300, "batch2": 150, "offsets1": 300, "offsets2": 300, "member1": 150, "member2": 150,
 		"data1": 300, "data2": 300, "marker1": 100, "marker2": 60, "wrap1": 95, "wrap2": 100, "timeout1": 80, "timeout2": 80,
 		"exhaust1": 20, "exhaust2": 20, "acl1": 146, "acl2": 148, "twopc": 150,
+		"odd": 60, "oddoffsets": 60, "odddata": 60, "markers": 60, "blend": 60, "deletes": 60, "rotation": 8, "timeouts": 50,
+		"level1": 110, "level0": 59, "expiry": 36,
 	}
 	scenarios, answers := 0, 0
 	suites := Suites()
@@ -31,8 +33,8 @@ func TestEveryRecordingIsWhole(t *testing.T) {
 		scenarios += s.Scenarios
 		answers += s.Answers
 	}
-	if scenarios != 3549 || answers != 38358 {
-		t.Errorf("%d scenarios with %d answers, want 3549 with 38358", scenarios, answers)
+	if scenarios != 4172 || answers != 45163 {
+		t.Errorf("%d scenarios with %d answers, want 4172 with 45163", scenarios, answers)
 	}
 	if _, err := Recording("nothing"); err == nil {
 		t.Error("a suite that does not exist has a recording")
@@ -87,7 +89,9 @@ func TestScenariosThatCannotBeReplayedAreRefused(t *testing.T) {
 		"a produce to nowhere":        `{"name":"x","steps":[{"op":"prod","records":1}]}`,
 		"a produce of nothing":        `{"name":"x","steps":[{"op":"prod","parts":[{"t":"d"}]}]}`,
 		"a fetch from two partitions": `{"name":"x","steps":[{"op":"fetch","parts":[{"t":"d"},{"t":"e"}]}]}`,
-		"a marker for nothing":        `{"name":"x","steps":[{"op":"mark"}]}`,
+		"a null marker":               `{"name":"x","steps":[{"op":"mark","txns":[null]}]}`,
+		"a topic without a name":      `{"name":"x","steps":[{"op":"deltopic"}]}`,
+		"a new topic of no size":      `{"name":"x","steps":[{"op":"newtopic","resourceName":"d"}]}`,
 		"an empty batch":              `{"name":"x","steps":[{"op":"addb"}]}`,
 		"a null in a batch":           `{"name":"x","steps":[{"op":"addb","txns":[null]}]}`,
 		"ageing backwards":            `{"name":"x","steps":[{"op":"age","epoch":5,"until":5}]}`,

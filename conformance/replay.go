@@ -160,6 +160,11 @@ func (s *Scenario) names() (groups, together []string) {
 	return groups, together
 }
 
+// oneBroker tells of a scenario with requests that can't be routed.
+func (s *Scenario) oneBroker() bool {
+	return slices.ContainsFunc(s.Steps, func(st *Step) bool { return len(st.Txns) > 0 && st.Op != OpAddBatch })
+}
+
 // ages tells of a scenario that takes its time before it begins a transaction.
 func (s *Scenario) ages() bool {
 	return slices.ContainsFunc(s.Steps, func(st *Step) bool { return st.Op == OpAge })

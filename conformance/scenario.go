@@ -14,7 +14,7 @@ import (
 //
 // Names of topics, groups and transactional ids are local to the scenario: a
 // replay puts a prefix before them, so that scenarios do not meet. The topic
-// "missing" never exists.
+// "missing" never exists. Names that begin with "__" stand for themselves.
 type Scenario struct {
 	Name   string         `json:"name"`
 	Source string         `json:"source"`           // the product, version and settings that gave the answers
@@ -27,25 +27,29 @@ type Op string
 
 // The operations, and which fields of a Step they use beside Version.
 const (
-	OpInit              Op = "init"  // InitProducerId: TxnID or EmptyID or neither (null), Producer, Epoch, TimeoutMs; version 6: Enable2PC, KeepPrepared
-	OpAddPartitions     Op = "addp"  // AddPartitionsToTxn: TxnID, Producer, Epoch, Parts; version 4 and later: VerifyOnly
-	OpAddBatch          Op = "addb"  // AddPartitionsToTxn version 4 and later, for all of Txns in one request
-	OpAddOffsets        Op = "addo"  // AddOffsetsToTxn: TxnID, Producer, Epoch, Group
-	OpEnd               Op = "end"   // EndTxn: TxnID, Producer, Epoch, Commit
-	OpTxnOffsetCommit   Op = "toc"   // TxnOffsetCommit: TxnID, Producer, Epoch, Group, Generation, Member, Parts with offsets
-	OpOffsetCommit      Op = "oc"    // OffsetCommit: Group, Generation, Member, Parts with offsets
-	OpOffsetFetch       Op = "of"    // OffsetFetch (sent as version 7): Group, Parts, RequireStable
-	OpJoin              Op = "join"  // JoinGroup (5), twice where a member id is required first, and SyncGroup (3): Group, Member. The caller is the only member
-	OpLeave             Op = "leave" // LeaveGroup: Group, Member
-	OpProduce           Op = "prod"  // Produce of one batch to the first of Parts: TxnID, Producer, Epoch, Transactional, Sequence, Records
-	OpFetch             Op = "fetch" // Fetch (sent as version 11) from the first of Parts: Isolation
-	OpWriteMarkers      Op = "mark"  // WriteTxnMarkers: Producer, Epoch, Commit, CoordinatorEpoch, Parts; version 2: TransactionVersion
-	OpDescribeTxns      Op = "desc"  // DescribeTransactions: TxnID
-	OpListTxns          Op = "list"  // ListTransactions: StateFilters, ProducerFilters
-	OpDescribeProducers Op = "dprod" // DescribeProducers: Parts
-	OpDeny              Op = "deny"  // CreateAcls: one literal DENY rule for everybody: Resource, ResourceName, Operation
-	OpAge               Op = "age"   // InitProducerId with the identity it gave last, again and again until the epoch is UntilEpoch: TxnID, Producer, Epoch, TimeoutMs
-	OpSleep             Op = "sleep" // SleepMs pass
+	OpInit              Op = "init"     // InitProducerId: TxnID or EmptyID or neither (null), Producer, Epoch, TimeoutMs; version 6: Enable2PC, KeepPrepared
+	OpAddPartitions     Op = "addp"     // AddPartitionsToTxn: TxnID, Producer, Epoch, Parts; version 4 and later: VerifyOnly
+	OpAddBatch          Op = "addb"     // AddPartitionsToTxn version 4 and later, for all of Txns in one request
+	OpAddOffsets        Op = "addo"     // AddOffsetsToTxn: TxnID, Producer, Epoch, Group
+	OpEnd               Op = "end"      // EndTxn: TxnID, Producer, Epoch, Commit
+	OpTxnOffsetCommit   Op = "toc"      // TxnOffsetCommit: TxnID, Producer, Epoch, Group, Generation, Member, Parts with offsets
+	OpOffsetCommit      Op = "oc"       // OffsetCommit: Group, Generation, Member, Parts with offsets
+	OpOffsetFetch       Op = "of"       // OffsetFetch (version 0 is sent as 7): Group, Parts or AllTopics, RequireStable
+	OpJoin              Op = "join"     // JoinGroup (5), twice where a member id is required first, and SyncGroup (3): Group, Member. The caller is the only member
+	OpLeave             Op = "leave"    // LeaveGroup: Group, Member
+	OpProduce           Op = "prod"     // Produce of one batch to the first of Parts: TxnID, Producer, Epoch, Transactional, Sequence, Records, Control; or of the batches in Txns, each with these
+	OpFetch             Op = "fetch"    // Fetch (sent as version 11) from the first of Parts and its offset: Isolation, MaxBytes
+	OpListOffsets       Op = "lo"       // ListOffsets (sent as version 5) of the first of Parts: Time, Isolation
+	OpWriteMarkers      Op = "mark"     // WriteTxnMarkers: Producer, Epoch, Commit, CoordinatorEpoch, Parts; version 2: TransactionVersion; or the markers in Txns, each with these
+	OpDescribeTxns      Op = "desc"     // DescribeTransactions: TxnID
+	OpListTxns          Op = "list"     // ListTransactions: StateFilters, ProducerFilters, DurationMs, Pattern
+	OpDescribeProducers Op = "dprod"    // DescribeProducers: Parts
+	OpDeny              Op = "deny"     // CreateAcls: one literal DENY rule for everybody: Resource, ResourceName, Operation
+	OpAge               Op = "age"      // InitProducerId with the identity it gave last, again and again until the epoch is UntilEpoch: TxnID, Producer, Epoch, TimeoutMs
+	OpSleep             Op = "sleep"    // SleepMs pass
+	OpNewTopic          Op = "newtopic" // CreateTopics: ResourceName, Partitions
+	OpDeleteTopic       Op = "deltopic" // DeleteTopics (sent as version 5): ResourceName
+	OpDeleteGroup       Op = "delgroup" // DeleteGroups (sent as version 2): Group
 )
 
 // Step is one request and Kafka's answer to it.
@@ -83,6 +87,15 @@ type Step struct {
 	TransactionVersion int8    `json:"transactionVersion,omitempty"`
 	UntilEpoch         int16   `json:"until,omitempty"`
 	SleepMs            int     `json:"sleepMs,omitempty"`
+	Control            bool    `json:"control,omitempty"`        // the batch's control bit
+	MaxBytes           int32   `json:"maxBytes,omitempty"`       // of the partition; 0 is 1 MiB
+	AllTopics          bool    `json:"allTopics,omitempty"`      // asks for whatever the group has
+	DurationMs         int64   `json:"durationFilter,omitempty"` // 0 for none
+	Pattern            string  `json:"pattern,omitempty"`
+	Instance           string  `json:"instance,omitempty"` // group.instance.id
+	Metadata           int     `json:"metadata,omitempty"` // length of what is stored beside the offset of each partition 0
+	Time               int64   `json:"time,omitempty"`     // -1 latest, -2 earliest
+	Partitions         int     `json:"partitions,omitempty"`
 
 	Want Answer `json:"want"` // what Kafka answered
 }
@@ -114,7 +127,7 @@ type Answer struct {
 	InTxn           []string          `json:"inTxn,omitempty"`   // partitions in the transaction; its groups are one entry "__consumer_offsets"
 	Started         bool              `json:"started,omitempty"` // the transaction's start time is set
 	IDs             []string          `json:"ids,omitempty"`     // list: "id=State"
-	Offsets         map[string]int64  `json:"offsets,omitempty"` // "topic/0" -> committed offset, -1 for none
+	Offsets         map[string]int64  `json:"offsets,omitempty"` // "topic/0" -> committed offset, -1 for none; prod of several batches: base offsets
 	BaseOffset      *int64            `json:"base,omitempty"`
 	HighWatermark   *int64            `json:"hw,omitempty"`
 	LastStable      *int64            `json:"lso,omitempty"`
@@ -122,7 +135,7 @@ type Answer struct {
 	Aborted         []string          `json:"aborted,omitempty"` // fetch: "producer@firstOffset"
 	Member          string            `json:"member,omitempty"`
 	Generation      int32             `json:"generation,omitempty"`
-	Txns            map[string]Answer `json:"txns,omitempty"`      // addb: by transactional id
+	Txns            map[string]Answer `json:"txns,omitempty"`      // addb: by transactional id; mark: by producer
 	Producers       []string          `json:"producers,omitempty"` // dprod: "topic/0 producer eEPOCH seqLAST startOFFSET"
 }
 
@@ -196,21 +209,36 @@ func (s *Step) validate() error {
 		return errors.New("without " + what)
 	}
 	switch s.Op {
-	case OpInit, OpEnd, OpAddOffsets, OpOffsetCommit, OpTxnOffsetCommit, OpJoin, OpLeave, OpDescribeTxns, OpListTxns, OpOffsetFetch, OpSleep:
+	case OpInit, OpEnd, OpAddOffsets, OpOffsetCommit, OpTxnOffsetCommit, OpJoin, OpLeave, OpDescribeTxns, OpListTxns, OpOffsetFetch, OpSleep,
+		OpAddPartitions, OpDescribeProducers, OpDeleteGroup:
 		return nil
-	case OpAddPartitions, OpWriteMarkers, OpDescribeProducers:
-		return need(len(s.Parts) > 0, "partitions")
-	case OpFetch:
+	case OpFetch, OpListOffsets:
 		return need(len(s.Parts) == 1, "one partition")
-	case OpProduce:
-		if s.Records < 1 || s.Records > 10000 {
-			return fmt.Errorf("%d records, want 1 to 10000", s.Records)
+	case OpNewTopic:
+		if s.Partitions < 1 || s.Partitions > 1000 {
+			return fmt.Errorf("%d partitions, want 1 to 1000", s.Partitions)
 		}
-		return need(len(s.Parts) == 1, "one partition")
+		return need(s.ResourceName != "", "a topic")
+	case OpDeleteTopic:
+		return need(s.ResourceName != "", "a topic")
+	case OpProduce:
+		for _, b := range s.each() {
+			if b == nil || b.Records < 1 || b.Records > 10000 || len(b.Parts) != 1 {
+				return errors.New("a batch without one partition and 1 to 10000 records")
+			}
+		}
+		return nil
+	case OpWriteMarkers:
+		for _, m := range s.each() {
+			if m == nil {
+				return errors.New("a null marker")
+			}
+		}
+		return nil
 	case OpAddBatch:
 		for _, x := range s.Txns {
-			if x == nil || len(x.Parts) == 0 {
-				return errors.New("a transaction without partitions")
+			if x == nil {
+				return errors.New("a null transaction")
 			}
 		}
 		return need(len(s.Txns) > 0, "transactions")
@@ -226,4 +254,13 @@ func (s *Step) validate() error {
 		return need(s.ResourceName != "", "a resource name")
 	}
 	return errors.New("unknown operation")
+}
+
+// each are the batches, or the markers, of a request: those in Txns, or the step
+// itself.
+func (s *Step) each() []*Step {
+	if len(s.Txns) > 0 {
+		return s.Txns
+	}
+	return []*Step{s}
 }

@@ -36,6 +36,10 @@ func why(s *Step, got Answer) string {
 		return whyProduce(s, got)
 	case OpWriteMarkers:
 		return whyMarkers(s)
+	case OpDeleteGroup:
+		return "A group is deleted with all its offsets, those of open transactions too, unless it has members (GroupCoordinatorService.deleteGroups)."
+	case OpListOffsets:
+		return "The latest offset of a read-committed reader is the last stable one (ReplicaManager.fetchOffset)."
 	case OpFetch, OpDescribeTxns, OpListTxns, OpDescribeProducers:
 		return whyRead(s, got)
 	}
@@ -163,6 +167,9 @@ func whyGroup(s *Step, got Answer) string {
 }
 
 func whyProduce(s *Step, got Answer) string {
+	if s.Want.outcome() == "INVALID_TOPIC_EXCEPTION" || got.outcome() == "INVALID_TOPIC_EXCEPTION" {
+		return "Internal topics take no records from clients; the transaction is verified, or added to, before that is looked at (ReplicaManager.appendToLocalLog)."
+	}
 	switch s.Want.Err {
 	case "INVALID_PRODUCER_EPOCH":
 		return "A stale epoch is INVALID_PRODUCER_EPOCH in every version of Produce, never PRODUCER_FENCED (KAFKA-10687; ProducerAppendInfo.checkProducerEpoch, AddPartitionsToTxnManager)."
@@ -191,6 +198,9 @@ func whyProduce(s *Step, got Answer) string {
 }
 
 func whyMarkers(s *Step) string {
+	if len(s.Txns) > 0 {
+		return "Markers are written one after the other and answered by producer id; one whose producer id or epoch is -1 makes the whole request answer UNKNOWN_SERVER_ERROR, and those before it are written all the same (KafkaApis.handleWriteTxnMarkersRequest)."
+	}
 	switch s.Want.Err {
 	case "INVALID_PRODUCER_EPOCH":
 		return "A marker's producer epoch must not be below the partition's; with transaction version 2 it must be above, except for a repeat where no transaction is open (KIP-890, KIP-1228; ProducerAppendInfo.checkProducerEpoch)."

@@ -42,6 +42,14 @@ func (o Op) API() string {
 		return "DescribeProducers"
 	case OpDeny:
 		return "CreateAcls"
+	case OpListOffsets:
+		return "ListOffsets"
+	case OpNewTopic:
+		return "CreateTopics"
+	case OpDeleteTopic:
+		return "DeleteTopics"
+	case OpDeleteGroup:
+		return "DeleteGroups"
 	case OpSleep:
 		return "sleep"
 	}
@@ -51,7 +59,7 @@ func (o Op) API() string {
 // versioned tells that the version is the recording's choice.
 func (o Op) versioned() bool {
 	switch o {
-	case OpDescribeTxns, OpListTxns, OpDescribeProducers, OpFetch, OpOffsetFetch, OpJoin, OpDeny, OpSleep:
+	case OpDescribeTxns, OpListTxns, OpDescribeProducers, OpFetch, OpListOffsets, OpOffsetFetch, OpJoin, OpDeny, OpSleep, OpNewTopic, OpDeleteTopic, OpDeleteGroup:
 		return false
 	}
 	return true
@@ -63,7 +71,7 @@ func (s *Step) String() string {
 		return fmt.Sprintf("%d ms pass", s.SleepMs)
 	}
 	name := s.Op.API()
-	if s.Op.versioned() {
+	if s.Op.versioned() || s.Op == OpOffsetFetch && s.Version > 0 {
 		name += fmt.Sprintf(" v%d", s.Version)
 	}
 	if s.Op == OpAge {
@@ -79,6 +87,14 @@ func (s *Step) arguments() []string {
 			out = append(out, fmt.Sprintf(format, args...))
 		}
 	}
+	if len(s.Txns) > 0 && s.Op != OpAddBatch {
+		for _, x := range s.Txns {
+			one := *x
+			one.Op, one.Version, one.TxnID, one.EmptyID = s.Op, s.Version, s.TxnID, s.EmptyID
+			out = append(out, "["+strings.Join(one.arguments(), ", ")+"]")
+		}
+		return out
+	}
 	switch s.Op {
 	case OpAddBatch:
 		for _, x := range s.Txns {
@@ -89,7 +105,13 @@ func (s *Step) arguments() []string {
 			out = append(out, fmt.Sprintf("[%s, %s: %s%s]", x.id(), x.identity(), tps(x.Parts, false), verify))
 		}
 		return out
+	case OpNewTopic:
+		return []string{fmt.Sprintf("%s, %d partitions", s.ResourceName, s.Partitions)}
+	case OpDeleteTopic:
+		return []string{s.ResourceName}
 	case OpListTxns:
+		add(s.DurationMs != 0, "older than %d ms", s.DurationMs)
+		add(s.Pattern != "", "pattern %q", s.Pattern)
 		add(len(s.StateFilters) > 0, "states %s", strings.Join(s.StateFilters, " "))
 		add(len(s.ProducerFilters) > 0, "producers %s", strings.Join(s.ProducerFilters, " "))
 		if len(out) == 0 {
@@ -106,9 +128,10 @@ func (s *Step) arguments() []string {
 		out = append(out, s.identity())
 	}
 	switch s.Op {
-	case OpAddOffsets, OpTxnOffsetCommit, OpOffsetCommit, OpOffsetFetch, OpJoin, OpLeave:
+	case OpAddOffsets, OpTxnOffsetCommit, OpOffsetCommit, OpOffsetFetch, OpJoin, OpLeave, OpDeleteGroup:
 		add(true, "group %s", cmp.Or(s.Group, `""`))
 		add(s.Member != "", "member %s", s.Member)
+		add(s.Instance != "", "instance %s", s.Instance)
 		add((s.Op == OpTxnOffsetCommit || s.Op == OpOffsetCommit) && (s.Generation >= 0 || s.Member != ""), "generation %d", s.Generation)
 	}
 	switch s.Op {
@@ -122,18 +145,26 @@ func (s *Step) arguments() []string {
 	case OpProduce:
 		add(s.Transactional, "transactional")
 		add(!s.Transactional, "not transactional")
+		add(s.Control, "a control batch")
 		add(true, "sequence %d, %d records", s.Sequence, s.Records)
+	case OpListOffsets:
+		add(s.Time == -1, "latest")
+		add(s.Time == -2, "earliest")
+		add(s.Isolation == 1, "read committed")
 	case OpFetch:
+		add(s.MaxBytes > 0, "at most %d bytes", s.MaxBytes)
 		add(s.Isolation == 0, "read uncommitted")
 		add(s.Isolation == 1, "read committed")
 	case OpOffsetFetch:
+		add(s.AllTopics, "all topics")
 		add(s.RequireStable, "require stable")
 	}
 	if s.Op == OpWriteMarkers {
 		add(true, "coordinator epoch %d", s.CoordinatorEpoch)
 		add(s.Version >= 2, "transaction version %d", s.TransactionVersion)
 	}
-	add(len(s.Parts) > 0, "%s", tps(s.Parts, s.Op == OpTxnOffsetCommit || s.Op == OpOffsetCommit))
+	add(len(s.Parts) > 0, "%s", tps(s.Parts, s.Op == OpTxnOffsetCommit || s.Op == OpOffsetCommit || s.Op == OpFetch && s.Parts[0].Offset != 0))
+	add(s.Metadata > 0, "metadata of %d bytes", s.Metadata)
 	add(s.VerifyOnly, "verify only")
 	return out
 }

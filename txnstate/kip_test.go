@@ -890,7 +890,14 @@ func TestF17_ATimedOutProducerOfTV1IsFenced(t *testing.T) {
 	s.want("90", commit1(7, 0))
 	s.want("90", abort1(7, 0))
 	s.want("90", initAs(7, 0))
+	// The one way back is an abort of TV2, as recorded: its epoch was given to
+	// nobody else.
+	s.want("48", commit(7, 0))
+	s.want("0 7/1", abortTxn(7, 0))
+	s.want("0 7/1", abortTxn(7, 0))
 	s.want("0 7/2", initNew())
+	s.want("90", abortTxn(7, 0))
+	s.want("90", abortTxn(7, 1))
 }
 
 // Under TV2 Kafka lets it back in by InitProducerId and by its own abort, and

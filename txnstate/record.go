@@ -210,7 +210,8 @@ type Record struct {
 	UpdateMs  int64 // latest transition
 
 	// ClientVersion is the transaction version of the client of the latest
-	// transition: TV2 means that the epoch was bumped by the decision.
+	// transition: TV2 means that the epoch was bumped by the decision. TV1, which no
+	// client speaks, is that of a fence by a server below TV2: its epoch is nobody's.
 	ClientVersion TransactionVersion
 	TwoPhase      bool // KIP-939: the client, not a timeout, ends transactions
 

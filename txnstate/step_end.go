@@ -43,10 +43,11 @@ func stepEndTV2(rec Record, ev End, ms int64) (Decision, error) {
 	case retry && rec.State == complete(ev.Commit) && cur.Epoch > MaxEpoch:
 		// A fence under TV1 took the last epoch, which nobody may be given.
 		return refuse(rec, CodeProducerFenced, "epoch %d of producer id %d, which was fenced for good", ev.Producer.Epoch, cur.ID)
-	case retry && rec.State == complete(ev.Commit) && rec.ClientVersion < TV2 && ev.Producer.Epoch != rec.LastEpoch:
+	case retry && rec.State == complete(ev.Commit) && rec.ClientVersion == TV0 && ev.Producer.Epoch != rec.LastEpoch:
 		// The end before was one of TV1, which bumps no epoch: somebody else was
 		// given this identity before it, and has it still (I6). Kafka 4.4 gives it
-		// away once more.
+		// away once more. Behind a fence of the server nobody has it: that bumped
+		// the epoch and gave it to nobody, so its holder may go on, as in Kafka.
 		return refuse(rec, CodeProducerFenced, "epoch %d of producer id %d, which was replaced", ev.Producer.Epoch, cur.ID)
 	case retry && rec.State == complete(ev.Commit):
 		d := unchanged(rec)
@@ -119,6 +120,7 @@ func abort(rec Record, server TransactionVersion, newID, ms int64) (Decision, er
 			p.Epoch++
 		}
 		d, err = decide(rec, PrepareAbort, p, -1, ms)
+		d.Next.ClientVersion = TV1 // no client's: stepEndTV2 tells a fence by it
 	}
 	if err != nil {
 		return d, err

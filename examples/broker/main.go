@@ -65,6 +65,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags.StringVar((*string)(&cfg.Store), "store", "", "where transactional ids are kept: memory, slotfile or journal (default: journal with -data, slotfile with -cluster)")
 	flags.StringVar((*string)(&cfg.Fsync), "fsync", string(minibroker.Always), "when the files of -data are synced: always, or never, which survives kill -9 and not a loss of power")
 	flags.DurationVar(&cfg.AbortInterval, "abort-interval", 10*time.Second, "how often to look for transactions that have outlived their timeout")
+	flags.DurationVar(&cfg.ExpireAfter, "expire-after", 7*24*time.Hour, "how long a transactional id without an open transaction is kept unused")
 	version := flags.Int("transaction-version", 2, "finalised transaction.version: 0, 1 or 2")
 	flags.BoolVar(&cfg.TwoPhaseCommit, "two-phase-commit", false, "serve InitProducerId v6 and allow two-phase commit (KIP-939)")
 	asKafka := flags.Bool("as-kafka", true, "answer as Kafka also where that is worse: a fenced producer may go on until its marker comes, and a transaction overtaken by a marker of somebody else's is never completed; -as-kafka=false does better")

@@ -109,6 +109,9 @@ type Config struct {
 	// AbortInterval is how often the broker looks for transactions that have
 	// outlived their timeout. Zero is 10 seconds.
 	AbortInterval time.Duration
+	// ExpireAfter is how long an id without an open transaction is kept unused; see
+	// txnstate.Config. Zero is 7 days. It is looked for every AbortInterval.
+	ExpireAfter time.Duration
 	// EndWait is how long EndTxn waits for the markers; see txnstate.Config. A
 	// test that wants to look at a decided transaction before its markers sets
 	// txnstate.AnswerAtDecision.
@@ -216,7 +219,7 @@ func (c Config) validate() error {
 	complain(c.Store == Memory && c.Dir != "", "Config.Store %q with a Dir: a restart would find records of transactions that nobody knows", c.Store)
 	complain(c.Fsync != "" && c.Fsync != Always && c.Fsync != Never, "Config.Fsync is %q, and %q and %q are known", c.Fsync, Always, Never)
 	complain(c.TransactionVersion < txnstate.ServerTV0 || c.TransactionVersion > txnstate.TV2, "Config.TransactionVersion is %d, and 0 to 2 are known", c.TransactionVersion)
-	complain(c.AbortInterval < 0 || c.RebalanceDelay < 0, "Config has a negative duration")
+	complain(c.AbortInterval < 0 || c.ExpireAfter < 0 || c.RebalanceDelay < 0, "Config has a negative duration")
 	complain(c.AutoCreatePartitions < 0, "Config.AutoCreatePartitions is %d", c.AutoCreatePartitions)
 	l := c.Limits
 	complain(min(l.Connections, l.FrameBytes, l.BatchBytes, l.Partitions, l.Groups, l.GroupMembers) < 0, "Config.Limits has a negative limit")

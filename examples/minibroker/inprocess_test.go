@@ -8,6 +8,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/kafkatxn/kafkatxn/conformance"
+	"github.com/kafkatxn/kafkatxn/txnstate"
 	"github.com/kafkatxn/kafkatxn/wire"
 )
 
@@ -21,6 +22,24 @@ func TestAnswersAreKafkas_InProcess_I14(t *testing.T) {
 		o.Scenarios = some
 	}
 	conformance.Run(t, "", o)
+}
+
+// So they are where the finalised transaction.version is below 2, and where ids
+// expire (F34).
+func TestAnswersAreKafkas_OtherSettings_I14(t *testing.T) {
+	for suite, cfg := range map[string]Config{
+		"level1": {TransactionVersion: txnstate.TV1},
+		"level0": {TransactionVersion: txnstate.ServerTV0},
+		"expiry": {ExpireAfter: 6 * time.Second},
+	} {
+		cfg.AbortInterval, cfg.KafkaFencing, cfg.StopOnFencedEpoch = time.Hour, true, true
+		o := inProcess(start(t, cfg))
+		o.Suites = []string{suite}
+		if testing.Short() {
+			o.Scenarios = some
+		}
+		conformance.Run(t, "", o)
+	}
 }
 
 // inProcess replays against a broker without a socket.
