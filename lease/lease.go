@@ -206,10 +206,11 @@ func (l *Lease) pick(slot int, alive []int32) (int32, bool) {
 	if slot < 0 || len(alive) == 0 {
 		return 0, false
 	}
-	if b := l.cfg.Brokers[slot%len(l.cfg.Brokers)]; slices.Contains(alive, b) {
+	i := txnstate.SlotOrder(slot)
+	if b := l.cfg.Brokers[i%len(l.cfg.Brokers)]; slices.Contains(alive, b) {
 		return b, true
 	}
-	return alive[slot%len(alive)], true
+	return alive[i%len(alive)], true
 }
 
 // Watch implements txnstate.Ownership. The notices of a slot come in order; of

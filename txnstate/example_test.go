@@ -85,16 +85,16 @@ func ExampleResume() {
 // Every broker works out by itself which of them coordinates an id.
 func ExamplePickCoordinator() {
 	all := []int32{0, 1, 2}
-	for _, alive := range [][]int32{{0, 1, 2}, {0, 2}, {2}, {}} {
+	for _, alive := range [][]int32{{0, 1, 2}, {0, 1}, {1}, {}} {
 		a, ok := txnstate.PickCoordinator("tx-ongoing", all, alive) // slot 25
-		b, _ := txnstate.PickCoordinator("tx-commit", all, alive)   // slot 9
+		b, _ := txnstate.PickCoordinator("tx-abort", all, alive)    // slot 48
 		fmt.Println(alive, a, b, ok)
 	}
 
 	// Output:
-	// [0 1 2] 1 0 true
-	// [0 2] 2 0 true
-	// [2] 2 2 true
+	// [0 1 2] 2 0 true
+	// [0 1] 0 0 true
+	// [1] 1 1 true
 	// [] 0 0 false
 }
 

@@ -162,6 +162,38 @@ func TestOnlyTheSlotsOfAFailedBrokerMove(t *testing.T) {
 	})
 }
 
+// Ids that differ in their last letter are not kept apart by how they hash.
+func TestIDsThatAreAlikeMeetAtOneBroker(t *testing.T) {
+	for n := int32(2); n <= 9; n++ {
+		var all []int32
+		for b := range n {
+			all = append(all, b)
+		}
+		const ids = 1000
+		met := 0
+		for i := range ids {
+			a, _ := PickCoordinator(fmt.Sprint("pay", i, ".1"), all, all)
+			b, _ := PickCoordinator(fmt.Sprint("pay", i, ".2"), all, all)
+			if a == b {
+				met++
+			}
+		}
+		if met < ids/int(n)/3 {
+			t.Errorf("%d brokers: %d pairs of %d have one coordinator", n, met, ids)
+		}
+	}
+	seen := map[int]bool{}
+	for slot := range Slots {
+		seen[SlotOrder(slot)] = true
+	}
+	if len(seen) != Slots || !seen[0] || !seen[Slots-1] {
+		t.Errorf("the places are %v", seen)
+	}
+	if SlotOrder(-1) != -1 || SlotOrder(Slots) != Slots {
+		t.Error("a number that is no slot's has another place")
+	}
+}
+
 func TestSlotsAreSharedOutEvenly(t *testing.T) {
 	all := []int32{3, 1, 2}
 	n := map[int32]int{}

@@ -87,7 +87,7 @@ func TestAnOwnerStoppedAtAnyOperationOfAChangeWakesToNothing_I5_I6_I10(t *testin
 						under := fsx.Hook(fsys, g[i].before)
 						h := slots(t, under)
 						// The id's own broker comes first.
-						own := int32(txnstate.Slot(id)+i) % 2
+						own := int32(txnstate.SlotOrder(txnstate.Slot(id))+i) % 2
 						l, err := lease.New(lease.Config{Dir: "/cluster", Broker: own, Brokers: []int32{0, 1}, TTL: ttl, FS: under})
 						require.NoError(t, err)
 						ctx, cancel := context.WithCancel(context.Background())
