@@ -23,6 +23,9 @@ func TestBetweenComesWhereItDoesNoHarm(t *testing.T) {
 	long := &Step{Op: OpInit, TxnID: "tx1", Producer: "none", TimeoutMs: 60000, Want: Answer{Producer: "P1", Epoch: ptr[int16](0)}}
 	sleep, nap := &Step{Op: OpSleep, SleepMs: 1500}, &Step{Op: OpSleep, SleepMs: 1000}
 	mark := func(e int32) *Step { return &Step{Op: OpWriteMarkers, CoordinatorEpoch: e} }
+	commit := func(generation int32) *Step {
+		return &Step{Op: OpTxnOffsetCommit, Group: "g1", Generation: generation, Parts: shared0}
+	}
 	prod := func(err string, txnal bool) *Step {
 		return &Step{Op: OpProduce, Producer: "P1", Parts: shared0, Transactional: txnal, Want: Answer{Err: err}}
 	}
@@ -44,6 +47,8 @@ func TestBetweenComesWhereItDoesNoHarm(t *testing.T) {
 		{"not after the next one of the id", steps(short, sleep, list, list, list, list, list), nil, 2},
 		{"not after a marker of a coming coordinator", steps(long, mark(0), mark(4), list, list, list, list), nil, 2},
 		{"after a marker of this one", steps(long, mark(0), mark(-1), list, list, list), nil, 3},
+		{"where an empty group is remembered", steps(long, commit(-1), list, commit(1), list), nil, 2},
+		{"not where it may be forgotten", steps(long, commit(-1), list, commit(1), list), []Fact{Membership}, 1},
 		{"where a refused batch is remembered", steps(long, list, prod("INVALID_TXN_STATE", true), list, prod("OUT_OF_ORDER_SEQUENCE_NUMBER", true), list), nil, 3},
 		{"not where it may be forgotten", steps(long, list, prod("INVALID_TXN_STATE", true), list, prod("OUT_OF_ORDER_SEQUENCE_NUMBER", true), list), []Fact{Verification}, 2},
 		{"a batch was accepted since", steps(long, prod("INVALID_TXN_STATE", true), prod("", true), list, prod("", true), list), []Fact{Verification}, 3},

@@ -7,7 +7,8 @@ import "slices"
 type Fact string
 
 const (
-	// Membership is the members of groups. Members join again after Between, as
+	// Membership is the members of groups, and that there is a group which has
+	// neither members nor offsets. Members join again after Between, as
 	// real ones would, and the recorded member ids and generations stand for the
 	// new ones. Kafka itself keeps them.
 	Membership Fact = "membership"
@@ -34,6 +35,9 @@ type span struct{ from, to int }
 // the beginning is left. mayForget says what the broker need not remember.
 func (s *Scenario) cut(mayForget func(Fact) bool) int {
 	spans := append(s.shortTxns(), s.raisedMarkers()...)
+	if mayForget(Membership) {
+		spans = append(spans, s.emptyGroups()...)
+	}
 	if mayForget(Verification) {
 		spans = append(spans, s.verifications()...)
 	}
@@ -100,6 +104,30 @@ func (s *Scenario) raisedMarkers() []span {
 		}
 	}
 	return nil
+}
+
+// emptyGroups is from the commit that made a group, whose offsets may be aborted
+// since, to what shows that there is one.
+func (s *Scenario) emptyGroups() []span {
+	var out []span
+	since := map[string]int{}
+	for i, st := range s.Steps {
+		from, made := since[st.Group]
+		switch st.Op {
+		case OpTxnOffsetCommit, OpOffsetCommit:
+			if made && st.Generation >= 0 {
+				out = append(out, span{from, i})
+			} else if !made && st.Want.Err == "" {
+				since[st.Group] = i
+			}
+		case OpDeleteGroup:
+			if made {
+				out = append(out, span{from, i})
+			}
+			delete(since, st.Group)
+		}
+	}
+	return out
 }
 
 // verifications is from every refused transactional batch to the last batch of
