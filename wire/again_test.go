@@ -21,7 +21,7 @@ func TestADecisionTakenUpAgainAppendsOnlyWhatIsMissing_I2(t *testing.T) {
 	h.addTopic("t", 1)
 	log, err := h.log("t", 0)
 	require.NoError(t, err)
-	sink, err := wire.NewLocalSink(wire.LocalSinkConfig{Topics: h, Leader: h})
+	sink, err := wire.NewLocalSink(wire.LocalSinkConfig{Topics: h, Leader: h, Alone: true})
 	require.NoError(t, err)
 	d := markers.Delivery{
 		Marker:      markers.Marker{Producer: txnstate.Producer{ID: 7, Epoch: 3}, Commit: true, TransactionVersion: txnstate.TV0},
@@ -54,4 +54,33 @@ func TestADecisionTakenUpAgainAppendsOnlyWhatIsMissing_I2(t *testing.T) {
 	ended, cancel := context.WithCancel(bg)
 	cancel()
 	send(ended, true, markers.Retry, 3)
+}
+
+// A coordinator that was deposed wakes up with a marker of protocol 1 that it has
+// not been told is applied, and the next transaction has the same epoch. It is kept
+// out also where its successor had nothing to close: that one has said who it is.
+func TestADeposedCoordinatorIsKeptOutOfPartitionsThatHadItsMarker_F14_I4(t *testing.T) {
+	h := newHost(t, nil)
+	h.addTopic("t", 1)
+	log, err := h.log("t", 0)
+	require.NoError(t, err)
+	sink, err := wire.NewLocalSink(wire.LocalSinkConfig{Topics: h, Leader: h})
+	require.NoError(t, err)
+	send := func(d markers.Delivery) markers.Result {
+		return sink.WriteMarkers(t.Context(), 1, []markers.Delivery{d})[0]
+	}
+	p := txnstate.Producer{ID: 7, Epoch: 3}
+	d := markers.Delivery{Marker: markers.Marker{Producer: p, CoordinatorEpoch: 5, TransactionVersion: txnstate.TV1}, Participant: txnstate.Partition("t", 0)}
+	require.Equal(t, markers.Applied, send(d)) // the answer gets lost
+	next := d
+	next.CoordinatorEpoch, next.Again = 6, true
+	require.Equal(t, markers.Applied, send(next))
+	log.With(func(fp *fence.Partition) {
+		fp.Replay(fence.Batch{Producer: p, Records: 1, Transactional: true}, log.end, nil)
+		log.end++
+	})
+	require.Equal(t, markers.FencedCoordinator, send(d))
+	open, err := sink.StillOpen(t.Context(), 1, d)
+	require.NoError(t, err)
+	require.True(t, open, "the next transaction")
 }

@@ -497,7 +497,7 @@ func TestF23_ADecisionTakenUpAgainKeepsOutWhatWasVerifiedForIt(t *testing.T) {
 	code, _ := h.end(t, 4, "tx", p, true)
 	wantCode(t, "the transaction before", code, 0)
 
-	sink, err := wire.NewLocalSink(wire.LocalSinkConfig{Topics: h, Leader: h, Offsets: h.offsets})
+	sink, err := wire.NewLocalSink(wire.LocalSinkConfig{Topics: h, Leader: h, Offsets: h.offsets, Alone: true})
 	if err != nil {
 		t.Fatal(err)
 	}

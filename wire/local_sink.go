@@ -23,6 +23,15 @@ type LocalSinkConfig struct {
 	// and above), under the contract of markers.Sink. nil: they are tried again.
 	Host func(ctx context.Context, d markers.Delivery) markers.Result
 
+	// Alone says that whoever coordinated before this process is dead for certain:
+	// a broker that is a whole cluster, and locks its directory. A decision of
+	// protocol 1 that is taken up at a start then leaves out the partitions that
+	// have its marker, as it does for protocol 2 in any case. Otherwise a coordinator
+	// that was deposed may still wake up, with that marker in its hands and the
+	// next transaction of the same epoch open: only a marker of the new one in each
+	// partition keeps it out (F14).
+	Alone bool
+
 	Now    func() time.Time // stamps control batches; nil is time.Now
 	Logger *slog.Logger     // nil is silent
 }
@@ -227,10 +236,13 @@ func (s *LocalSink) apply(ctx context.Context, d markers.Delivery) error {
 	if n, ok := p.Offsets(); ok {
 		return s.cfg.Offsets.Marker(ctx, n, d.Marker)
 	}
-	if d.Again {
+	if d.Again && (s.cfg.Alone || d.TransactionVersion >= txnstate.TV2) {
 		if at, done := s.hasMarker(log, d); done {
 			return log.Durable(ctx, at)
 		}
+	}
+	if err := ctx.Err(); err != nil {
+		return err // it was waited for long enough, and may have been sent again
 	}
 	batch, admit := s.marker(d)
 	return log.Append(ctx, batch, admit)

@@ -134,8 +134,8 @@ func (s *server) answer(ctx context.Context, wait func(context.Context) context.
 		return nil, errBadFrame
 	}
 	from.id = id
-	if own.waits {
-		ctx = wait(s.ctx)
+	if own.waits || key == int16(kmsg.WriteTxnMarkers) && s.b.cluster != nil {
+		ctx = wait(s.ctx) // a marker whose sender has gone has been sent again
 	}
 	who := anonymous
 	if c := s.b.cluster; c != nil && id == c.peerID {

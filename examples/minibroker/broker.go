@@ -332,7 +332,7 @@ func (b *Broker) openGroups(log kxoffsets.Log) (err error) {
 // transaction is.
 func (b *Broker) openTransactions(store txnstate.Store, ids txnstate.ProducerIDs, epoch int32) error {
 	cfg := b.cfg
-	local, err := wire.NewLocalSink(wire.LocalSinkConfig{Topics: b.topics, Leader: b.topics, Offsets: b.offsets, Now: b.now, Logger: cfg.Logger})
+	local, err := wire.NewLocalSink(wire.LocalSinkConfig{Topics: b.topics, Leader: b.topics, Offsets: b.offsets, Alone: b.cluster == nil, Now: b.now, Logger: cfg.Logger})
 	if err != nil {
 		return err
 	}

@@ -78,6 +78,9 @@ func (c *cluster) create(name string, partitions int32, dryRun bool) (*topic, er
 	made := false
 	err := c.changes.add(func() (change, error) {
 		if err := c.b.topics.admit(name, partitions); err != nil {
+			if made { // and another broker was faster
+				_ = c.b.cfg.FS.Remove(c.dirOf(t))
+			}
 			return change{}, err
 		}
 		if !made {

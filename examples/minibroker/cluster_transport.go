@@ -13,14 +13,18 @@ import (
 	"github.com/kafkatxn/kafkatxn/wire"
 )
 
-func (c *cluster) peers() wire.PeerConfig {
-	// What has died in the middle of a request is noticed here; the work goes on
-	// at its successor.
-	wait := max(c.b.cfg.Lease, lowestWait)
-	return wire.PeerConfig{Dial: c.b.cfg.Dial, ClientID: c.peerID, DialTimeout: wait, RequestTimeout: wait}
+// peers are connections to other brokers with a time limit for each request.
+func (c *cluster) peers(limit time.Duration) wire.PeerConfig {
+	return wire.PeerConfig{Dial: c.b.cfg.Dial, ClientID: c.peerID, DialTimeout: limit, RequestTimeout: limit}
 }
 
-const lowestWait = time.Second
+// How long a broker waits for another. A question is asked again soon: what its
+// coordinator has died of is noticed here. A marker is not sent a second time
+// before a leader that was stopped with the first in its hands has lost its
+// lease, and with it the partition, for the second may be followed by the next
+// transaction. To a leader that is known to be dead nobody waits, see livingSink.
+func (c *cluster) askLimit() time.Duration  { return max(c.b.cfg.Lease, time.Second) }
+func (c *cluster) sendLimit() time.Duration { return max(3*c.b.cfg.Lease, 3*time.Second) }
 
 // inboxEvery is how often brokers look for files of one another. A commit waits
 // for two such looks.
@@ -47,7 +51,7 @@ func (c *cluster) openSink(local *wire.LocalSink) (markerSink, error) {
 			addr, ok := cfg.Cluster[int32(to)]
 			return addr, ok
 		},
-		Local: local, Self: self, Peers: c.peers(), Logger: cfg.Logger,
+		Local: local, Self: self, Peers: c.peers(c.sendLimit() + time.Second), Patience: c.sendLimit(), Logger: cfg.Logger,
 	})
 	if err != nil {
 		return nil, err
@@ -103,7 +107,7 @@ func (c *cluster) openVerifier(local *txnstate.Coordinator) (wire.Verifier, erro
 			addr, ok = cfg.Cluster[id]
 			return addr, false, ok
 		},
-		Local: wire.LocalVerifier{Coordinator: local}, Peers: c.peers(), Logger: cfg.Logger,
+		Local: wire.LocalVerifier{Coordinator: local}, Peers: c.peers(c.askLimit()), Logger: cfg.Logger,
 	})
 	if err != nil {
 		return nil, err
