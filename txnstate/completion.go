@@ -102,6 +102,24 @@ func (c *completion) remaining() []Participant {
 	return c.rest
 }
 
+// delivering reports whether the outcome of a transaction before that of a record
+// is still on its way to participants, under the same producer epoch. That can be
+// where another broker, deposed by this one, has stored the completion after this
+// one had found the decision and begun to carry it out. Under protocol 1 a leader
+// could not tell such a marker from one of the next transaction (I4), so that one
+// has to wait.
+func (c *Coordinator) delivering(rec Record) bool {
+	if rec.State.Decided() {
+		return false
+	}
+	comp := c.under.get(rec.TxnID)
+	return comp != nil && comp.outcome.Producer == rec.Producer && len(comp.remaining()) > 0
+}
+
+func stillDelivering(id string) error {
+	return CodeConcurrentTransactions.Errorf(id, "the outcome of the transaction before is still on its way")
+}
+
 // heal is the completion of a decided record, which its dispatch begins where
 // nobody works on it.
 func (c *Coordinator) heal(rec Record, epoch int32) *completion {

@@ -294,6 +294,12 @@ func (c *Coordinator) apply(run context.Context, h uint32, id string, ev Event, 
 		if err != nil {
 			return r, err
 		}
+		switch ev.(type) {
+		case Add, Verify, End:
+			if c.delivering(rec) {
+				return result{from: rec}, stillDelivering(id)
+			}
+		}
 		if d.Write == WriteNone {
 			// What made it look due may be out of date, and a transaction may have
 			// been opened by a former owner whose write came after this one had

@@ -124,6 +124,8 @@ func (c *Coordinator) verify(run, ctx context.Context, txnID string, ev Verify) 
 		r.Decision, err = Step(r.from, ev, c.cfg.Now())
 		if lost := c.still(load, h, txnID, epoch); lost != nil {
 			r.Decision, err = Decision{}, lost
+		} else if c.delivering(r.from) {
+			r.Decision, err = Decision{}, stillDelivering(txnID)
 		}
 	}
 	c.perform(run, txnID, ev, r, err)

@@ -305,3 +305,53 @@ func TestACommitThatWasDelayedByASleepDoesNotEndTheNextTransaction_F22(t *testin
 		})
 	}
 }
+
+// A broker takes a slot over, finds a decision and tells the participants again.
+// The one before, which does not know of its end yet, stores the completion only
+// then. The next transaction, of the same epoch under protocol 1, has to wait until
+// nothing is on its way any more: a marker of the old one would end it (I4). So has
+// one that the other began.
+func TestANextTransactionWaitsForMarkersThatAreSentAgain_I4(t *testing.T) {
+	for _, begun := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			p := txnstate.Producer{ID: 7, Epoch: 3}
+			store := newScriptStore(prepared("t", p, tp0))
+			h := &held{}
+			c := start(t, txnstate.Config{Store: store, Dispatcher: h, EndWait: txnstate.AnswerAtDecision})
+			synctest.Wait()
+			require.Len(t, h.outcomes(), 1)
+
+			rec := store.get("t")
+			rec.State, rec.Participants = txnstate.CompleteCommit, nil
+			if begun {
+				seq := rec.TxnSeq
+				rec = ongoing("t", p, tp0)
+				rec.TxnSeq = seq
+			}
+			store.put(rec)
+			verify := func() error {
+				missing, err := c.Verify(bg, "t", txnstate.Verify{Producer: p, Participants: []txnstate.Participant{tp0}})
+				require.Empty(t, missing)
+				return err
+			}
+			end := func() error {
+				_, err := c.End(bg, "t", txnstate.End{Producer: p})
+				return err
+			}
+			require.ErrorIs(t, add(c, "t", p, txnstate.TV0, tp0), txnstate.ErrConcurrentTransactions)
+			if begun {
+				require.ErrorIs(t, verify(), txnstate.ErrConcurrentTransactions)
+				require.ErrorIs(t, end(), txnstate.ErrConcurrentTransactions)
+			}
+			require.Len(t, h.outcomes(), 1)
+
+			o := h.outcomes()[0]
+			o.applied(o.Participants)
+			synctest.Wait()
+			require.NoError(t, add(c, "t", p, txnstate.TV0, tp0))
+			require.NoError(t, verify())
+			require.NoError(t, end())
+			require.Len(t, h.outcomes(), 2)
+		})
+	}
+}
