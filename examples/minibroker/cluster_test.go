@@ -889,3 +889,42 @@ func TestAClusterIsWhatItsDirectorySays(t *testing.T) {
 	require.NotContains(t, err.Error(), "%!")
 	require.True(t, strings.Contains(err.Error(), "minibroker"))
 }
+
+// The log of a group's partition is rewritten when most of it is out of date, and
+// the next coordinator goes on from that.
+func TestOffsetsOfAClusterAreCompacted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tr := newTrio(t, Config{})
+		require.Zero(t, tr.create(tr.nodes[1], "t", 1))
+		n := tr.nodes[2]
+		group := tr.keyOn(0, n, "g")
+		meta := strings.Repeat("m", 4000)
+		const commits = 1000
+		for i := range int64(commits) {
+			tr.untilAt(0, group, func(n *node) int16 {
+				req := kmsg.NewPtrOffsetCommitRequest()
+				req.Group, req.Generation = group, -1
+				req.Topics = []kmsg.OffsetCommitRequestTopic{{Topic: "t", Partitions: []kmsg.OffsetCommitRequestTopicPartition{{Offset: i, Metadata: &meta, LeaderEpoch: -1}}}}
+				return as[*kmsg.OffsetCommitResponse](tr, n, req, 8).Topics[0].Partitions[0].ErrorCode
+			})
+		}
+		p := tr.producer("x")
+		p.stage(group, "t", 0, 7)
+		dir := fmt.Sprintf("shared/offsets/p-%02d", txnstate.OffsetsPartition(group))
+		entries, err := tr.disk.ReadDir(dir)
+		require.NoError(t, err)
+		size := int64(0)
+		for _, e := range entries {
+			info, err := e.Info()
+			require.NoError(t, err)
+			size += info.Size()
+		}
+		require.Less(t, size, int64(commits*len(meta)/2))
+		n.kill()
+		_, pending := tr.position(group, "t", 0)
+		require.True(t, pending)
+		p.end(false)
+		offset, _ := tr.position(group, "t", 0)
+		require.Equal(t, int64(commits-1), offset)
+	})
+}
