@@ -45,6 +45,7 @@ type instance struct {
 
 	// These belong to the model.
 	txns    int
+	inits   int
 	written map[tp]int
 }
 
@@ -394,4 +395,8 @@ func recordBatch(p txnstate.Producer, seq int32, transactional bool, value strin
 	return enc
 }
 
-const inputTopic = "in"
+// What groups have positions in.
+const (
+	inputTopic      = "in"
+	inputPartitions = 16
+)

@@ -57,6 +57,7 @@ type txn struct {
 	commitSent, abortSent bool
 	told                  outcome // by an answer that a broker gave
 	over                  bool    // its instance has gone on
+	inits                 int     // of its instance, when it began
 }
 
 func (t *txn) String() string { return fmt.Sprintf("%s#%d", t.who.name, t.n) }
@@ -93,7 +94,7 @@ func (m *model) begin(who *instance, plain bool) *txn {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	who.txns++
-	t := &txn{who: who, n: who.txns, plain: plain}
+	t := &txn{who: who, n: who.txns, plain: plain, inits: who.inits}
 	m.txns = append(m.txns, t)
 	return t
 }
@@ -186,6 +187,7 @@ func (m *model) answered(c call, node int, req kmsg.Request, resp kmsg.Response,
 	switch req := req.(type) {
 	case *kmsg.InitProducerIDRequest:
 		r := resp.(*kmsg.InitProducerIDResponse)
+		c.who.inits++
 		m.w.log(who, "%s InitProducerId %d/%d: %s %d/%d", c.who.name, req.ProducerID, req.ProducerEpoch, code(r.ErrorCode), r.ProducerID, r.ProducerEpoch)
 		if r.ErrorCode == 0 {
 			asked := txnstate.Producer{ID: req.ProducerID, Epoch: req.ProducerEpoch}
@@ -310,7 +312,8 @@ func (m *model) ended(c call, req *kmsg.EndTxnRequest, r *kmsg.EndTxnResponse, a
 		if req.Version >= 5 {
 			m.granted(c, txnstate.Producer{ID: r.ProducerID, Epoch: r.ProducerEpoch}, at)
 		}
-	case txnstate.Code(r.ErrorCode) == txnstate.CodeInvalidTxnState && req.Commit && !t.over:
+	case txnstate.Code(r.ErrorCode) == txnstate.CodeInvalidTxnState && req.Commit && !t.over && c.who.inits == t.inits:
+		// A delayed copy of an InitProducerId makes Kafka, too, forget the outcome.
 		told(aborted)
 	}
 }

@@ -77,9 +77,14 @@ type clock struct {
 }
 
 type topic struct {
-	name string
-	id   [16]byte
-	logs []*plog
+	name  string
+	id    [16]byte
+	logs  []*plog
+	other int32 // partitions of a topic that nobody writes to
+}
+
+func (t *topic) wire() wire.Topic {
+	return wire.Topic{Name: t.name, ID: t.id, Partitions: int32(len(t.logs)) + t.other}
 }
 
 var errDead = errors.New("sim: the process is dead")
@@ -106,6 +111,7 @@ func newParts(w *world, m *model, n int, topics map[string]int32, txnIDs, groups
 	for _, name := range sortedKeys(topics) {
 		c.create(name, topics[name])
 	}
+	c.topics[inputTopic] = &topic{name: inputTopic, id: [16]byte{14: 1, 15: 1}, other: inputPartitions}
 	return c
 }
 
@@ -228,7 +234,6 @@ func (c *parts) start(i int) {
 	c.now[i], c.starting[i] = b, false
 	c.mu.Unlock()
 	c.running.Go(b.run)
-	c.adopt(c.orphans())
 }
 
 func (b *broker) build() (err error) {
@@ -422,7 +427,7 @@ func (b *broker) Topic(name string) (wire.Topic, bool) {
 	if t == nil {
 		return wire.Topic{}, false
 	}
-	return wire.Topic{Name: t.name, ID: t.id, Partitions: int32(len(t.logs))}, true
+	return t.wire(), true
 }
 
 // TopicByID is wire.Topics'.
@@ -431,7 +436,7 @@ func (b *broker) TopicByID(id [16]byte) (wire.Topic, bool) {
 	defer b.c.mu.Unlock()
 	for _, t := range b.c.topics {
 		if t.id == id {
-			return wire.Topic{Name: t.name, ID: t.id, Partitions: int32(len(t.logs))}, true
+			return t.wire(), true
 		}
 	}
 	return wire.Topic{}, false

@@ -98,7 +98,7 @@ func run(o Options) Result {
 		clients.Go(func() { a.run(ctx) })
 	}
 	for i := range 2 {
-		p := &plain{kit: s.kit, name: fmt.Sprintf("p%d", i), group: "g0", partition: int32(100 + i), d: w.dice("plain %d", i), until: until}
+		p := &plain{kit: s.kit, name: fmt.Sprintf("p%d", i), group: "g0", partition: int32(8 + i), d: w.dice("plain %d", i), until: until}
 		s.groups = append(s.groups, groupPart{p.group, p.partition})
 		clients.Go(func() { p.run(ctx) })
 	}
@@ -182,6 +182,7 @@ func (s *scene) build(_ string, d *dice) {
 	for i := range c.now {
 		c.start(i)
 	}
+	c.adopt(c.orphans())
 	s.partsFaults(c, s.w.dice("faults"))
 }
 
@@ -214,6 +215,7 @@ func (s *scene) partsFaults(c *parts, d *dice) {
 			c.kill(i)
 			time.Sleep(down)
 			c.start(i)
+			c.adopt(c.orphans())
 		})
 	}
 	for range d.n(3 * level) {
