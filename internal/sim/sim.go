@@ -37,10 +37,14 @@ type Result struct {
 	Records int
 }
 
-const partsWorld = "parts"
+// The kinds of worlds.
+const (
+	partsWorld  = "parts"
+	singleWorld = "single"
+)
 
 // Worlds lists the kinds of worlds there are.
-func Worlds() []string { return []string{partsWorld} }
+func Worlds() []string { return []string{partsWorld, singleWorld} }
 
 // Run runs one seed, in a bubble of its own.
 func Run(t *testing.T, o Options) (r Result) {
@@ -158,7 +162,11 @@ func rate(d *dice, most float64) float64 {
 	return most * float64(d.n(1000)) / 1000
 }
 
-func (s *scene) build(_ string, d *dice) {
+func (s *scene) build(world string, d *dice) {
+	if world == singleWorld {
+		s.buildSingle(d)
+		return
+	}
 	t := tuning{
 		endWait:     []time.Duration{0, txnstate.AnswerAtDecision, 50 * time.Millisecond}[d.n(3)],
 		expireAfter: []time.Duration{0, 0, 30 * time.Second}[d.n(3)],

@@ -65,6 +65,20 @@ func bubbleRand() uint64 {
 		// The clock on the wall interrupts nobody.
 		{"const forcePreemptNS = 10 * 1000 * 1000 // 10ms", "const forcePreemptNS = 1 << 60"},
 	},
+	"crypto/internal/sysrand/rand.go": {
+		// Random names of files.
+		{"func Read(b []byte) {\n", `var drawn uint64
+
+func Read(b []byte) {
+	for i := range b {
+		drawn = drawn*6364136223846793005 + 1442695040888963407
+		b[i] = byte(drawn >> 56)
+	}
+}
+
+func readOS(b []byte) {
+`},
+	},
 	"internal/sync/mutex.go": {
 		{"starvationThresholdNs = 1e6", "starvationThresholdNs = 1 << 60"},
 	},
