@@ -18,7 +18,7 @@ type Options struct {
 	Seed uint64
 	// World is one of Worlds(); "" lets the seed choose.
 	World string
-	// Story keeps what happened, line by line.
+	// Story tells what happened, line by line, also where all is well.
 	Story bool
 	// Without leaves faults out, by their number.
 	Without []int
@@ -75,7 +75,7 @@ type scene struct {
 const faultTime = 60 * time.Second
 
 func run(o Options) Result {
-	w := newWorld(o.Seed, o.Story)
+	w := newWorld(o.Seed)
 	d := w.dice("scene")
 	s := &scene{w: w, m: newModel(w), length: faultTime}
 	for i := range 3 + d.n(3) {
@@ -149,7 +149,10 @@ func run(o Options) Result {
 			r.Commits++
 		}
 	}
-	r.Broken, r.Story, r.Hash = w.broken, w.story, w.hash
+	r.Broken, r.Hash = w.broken, w.hash
+	if o.Story || len(r.Broken) > 0 {
+		r.Story = w.story
+	}
 	return r
 }
 

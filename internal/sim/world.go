@@ -18,14 +18,13 @@ type world struct {
 
 	mu       sync.Mutex
 	story    []string
-	keep     bool
 	hash     uint64
 	broken   []string // what the model complains of
 	messages int      // requests that were sent
 }
 
-func newWorld(seed uint64, keep bool) *world {
-	return &world{seed: seed, start: time.Now(), keep: keep, hash: 14695981039346656037}
+func newWorld(seed uint64) *world {
+	return &world{seed: seed, start: time.Now(), hash: 14695981039346656037}
 }
 
 // dice are one stream of the seed's chance. Each actor has its own, so that a
@@ -89,9 +88,7 @@ func (w *world) log(who, format string, args ...any) {
 	for _, c := range []byte(line) {
 		w.hash = (w.hash ^ uint64(c)) * 1099511628211
 	}
-	if w.keep {
-		w.story = append(w.story, line)
-	}
+	w.story = append(w.story, line)
 }
 
 // fail records that something happened that must not.
