@@ -29,6 +29,7 @@ type single struct {
 	ahead   time.Duration
 	drift   float64
 	running sync.WaitGroup
+	admin   chan struct{}
 }
 
 // process is one life of the broker.
@@ -76,7 +77,7 @@ func (p *process) gate() {
 }
 
 func newSingle(w *world, m *model, cfg minibroker.Config, slow time.Duration) *single {
-	c := &single{w: w, m: m, d: w.dice("single"), cfg: cfg, slow: slow, disk: crashfs.New(w.seed)}
+	c := &single{w: w, m: m, d: w.dice("single"), cfg: cfg, slow: slow, disk: crashfs.New(w.seed), admin: make(chan struct{}, 1)}
 	c.drift = float64(c.d.n(2001)-1000) / 1e5
 	return c
 }
@@ -223,8 +224,12 @@ func (c *single) stop() {
 
 func (c *single) check() {}
 
-// request sends a request of an administrator.
+// request sends a request of an administrator, one at a time: the broker holds a
+// mutex while it changes a topic's files, and simulated time stands still while a
+// goroutine waits for a mutex.
 func (c *single) request(req kmsg.Request) {
+	c.admin <- struct{}{}
+	defer func() { <-c.admin }()
 	if _, err := c.handle(0, req); err != nil {
 		c.w.log("admin", "%T: %v", req, err)
 	}

@@ -210,6 +210,18 @@ type broker struct {
 	notices chan notice
 }
 
+// Still is txnstate.OwnershipChecker's.
+func (b *broker) Still(_ context.Context, slot int, epoch int32) (bool, error) {
+	if err := b.hold(); err != nil {
+		return false, err
+	}
+	b.c.mu.Lock()
+	u := b.c.slots[slot]
+	still := u != nil && u.epoch == epoch
+	b.c.mu.Unlock()
+	return still, b.hold()
+}
+
 // start begins a new life of a broker, and hands it what nobody else has.
 func (c *parts) start(i int) {
 	c.mu.Lock()

@@ -9,6 +9,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -23,6 +24,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -139,10 +141,13 @@ func (p pool) each(from, to uint64, f func(r sim.Result, crash string) (enough b
 }
 
 func (p pool) one(seed uint64) (r sim.Result, crash string) {
-	cmd := exec.Command(p.binary, append([]string{"-worker", "-seeds", strconv.FormatUint(seed, 10)}, p.args...)...)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, p.binary, append([]string{"-worker", "-seeds", strconv.FormatUint(seed, 10)}, p.args...)...)
 	cmd.Env = append(os.Environ(), "GOMAXPROCS=1", "GODEBUG=asyncpreemptoff=1")
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) } // it says where it hangs
 	err := cmd.Run()
 	if json.Unmarshal(out.Bytes(), &r) != nil || err != nil {
 		return sim.Result{Seed: seed}, fmt.Sprintf("%v: %s%s", err, &out, &said)
