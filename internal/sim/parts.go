@@ -13,6 +13,7 @@ import (
 	"github.com/kafkatxn/kafkatxn/fence"
 	"github.com/kafkatxn/kafkatxn/internal/fsx"
 	"github.com/kafkatxn/kafkatxn/markers"
+	"github.com/kafkatxn/kafkatxn/markers/queue"
 	"github.com/kafkatxn/kafkatxn/offsets"
 	"github.com/kafkatxn/kafkatxn/pidalloc"
 	"github.com/kafkatxn/kafkatxn/reaper"
@@ -202,6 +203,8 @@ type broker struct {
 	offsets     *offsets.Manager
 	local       *wire.LocalSink
 	handler     *wire.Handler
+	outbox      *queue.Sink // where markers go by files
+	inbox       *queue.Receiver
 
 	mu      sync.Mutex
 	paused  chan struct{} // closed when it goes on; nil: it runs
@@ -258,7 +261,18 @@ func (b *broker) build() (err error) {
 	if b.local, err = wire.NewLocalSink(wire.LocalSinkConfig{Topics: b, Leader: b, Offsets: b.offsets, Now: now}); err != nil {
 		return err
 	}
-	if b.dispatcher, err = markers.NewDispatcher(markers.Config{Leaders: b, Sink: sink{b}, CallTimeout: 5 * time.Second, Seed: c.w.seed + uint64(b.life)}); err != nil {
+	var to markers.Sink = sink{b}
+	if c.tune.queue {
+		fs := fsx.Hook(c.files, b.disk)
+		if b.outbox, err = queue.NewSink(queue.SinkConfig{Dir: "shared", Self: markers.Target(b.id), Local: b.local, FS: fs}); err != nil {
+			return err
+		}
+		if b.inbox, err = queue.NewReceiver(queue.ReceiverConfig{Dir: "shared", Self: markers.Target(b.id), Apply: received{b}, FS: fs, Now: now}); err != nil {
+			return err
+		}
+		to = b.outbox
+	}
+	if b.dispatcher, err = markers.NewDispatcher(markers.Config{Leaders: b, Sink: to, CallTimeout: 5 * time.Second, Seed: c.w.seed + uint64(b.life)}); err != nil {
 		return err
 	}
 	b.reaper = reaper.New(reaper.Config{Every: 2 * time.Second, Now: now})
@@ -294,6 +308,10 @@ func (b *broker) run() {
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = b.dispatcher.Run(b.ctx) })
 	wg.Go(func() { _ = b.coordinator.Run(b.ctx) })
+	if b.outbox != nil {
+		wg.Go(func() { _ = b.outbox.Run(b.ctx) })
+		wg.Go(func() { _ = b.inbox.Run(b.ctx) })
+	}
 	wg.Go(func() { _ = b.reaper.Run(b.ctx, b.coordinator) })
 	wg.Wait()
 	_ = b.offsets.Close(b.ctx)
@@ -720,6 +738,19 @@ func (s sink) WriteMarkers(ctx context.Context, to markers.Target, ds []markers.
 		return make([]markers.Result, len(ds)) // Retry
 	}
 	return got
+}
+
+// received applies markers that came by a file, and tells the story.
+type received struct{ b *broker }
+
+func (r received) WriteMarkers(ctx context.Context, to markers.Target, ds []markers.Delivery) []markers.Result {
+	rs := r.b.local.WriteMarkers(ctx, to, ds)
+	r.b.c.w.log(r.b.name, "markers from files: %s: %v", describe(ds), rs)
+	return rs
+}
+
+func (r received) StillOpen(ctx context.Context, to markers.Target, d markers.Delivery) (bool, error) {
+	return r.b.local.StillOpen(ctx, to, d)
 }
 
 func legacyMarkers(ds []markers.Delivery) bool {

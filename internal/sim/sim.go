@@ -142,6 +142,7 @@ func run(o Options) Result {
 	watchers.Wait()
 	s.settle(readers)
 	s.c.stop()
+	time.Sleep(time.Minute) // what is still on its way arrives nowhere
 
 	r := Result{Seed: o.Seed, World: world, Faults: names, Txns: len(s.m.txns), Records: len(s.m.recs)}
 	for _, t := range s.m.txns {
@@ -173,7 +174,7 @@ func (s *scene) build(world string, d *dice) {
 	t := tuning{
 		endWait:     []time.Duration{0, txnstate.AnswerAtDecision, 50 * time.Millisecond}[d.n(3)],
 		expireAfter: []time.Duration{0, 0, 30 * time.Second}[d.n(3)],
-		fencer:      d.chance(0.5), storeFaults: rate(d, 0.05), diskFaults: rate(d, 0.02), slow: 4 * time.Second,
+		fencer:      d.chance(0.5), storeFaults: rate(d, 0.05), diskFaults: rate(d, 0.02), slow: 4 * time.Second, queue: d.chance(0.25),
 	}
 	if d.chance(0.2) {
 		t.server = txnstate.TV1

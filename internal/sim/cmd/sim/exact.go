@@ -82,6 +82,10 @@ func readOS(b []byte) {
 	"internal/sync/mutex.go": {
 		{"starvationThresholdNs = 1e6", "starvationThresholdNs = 1 << 60"},
 	},
+	"runtime/runtime2.go": {
+		// Time goes on while a goroutine waits for a mutex: hosts hold some during I/O.
+		{"\twaitReasonSleep:                 true,\n", "\twaitReasonSleep:                 true,\n\twaitReasonSyncMutexLock: true,\n\twaitReasonSyncRWMutexLock: true,\n\twaitReasonSyncRWMutexRLock: true,\n"},
+	},
 	"runtime/synctest.go": {
 		{"\tbubble.now = synctestBaseTime\n", "\tbubble.now = synctestBaseTime\n\tbubbleRandState = 1\n\tgp.m.p.ptr().schedtick = 0\n"},
 	},

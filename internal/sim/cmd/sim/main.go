@@ -251,7 +251,7 @@ func build(root, dir, binary string, files map[string][]byte, more map[string]st
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command("go", "build", "-overlay", overlay, "-o", binary, "./internal/sim/cmd/sim")
+	cmd := exec.Command("go", "build", "-ldflags=-w", "-overlay", overlay, "-o", binary, "./internal/sim/cmd/sim")
 	cmd.Dir = root
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, out)
