@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 )
 
@@ -13,7 +14,12 @@ import (
 // timers of one instant fire, what math/rand draws. It changes nothing else. An
 // empty result: this version of Go has other files, and seeds may differ from one
 // run to the next.
-func exactRuntime(dir string) (map[string]string, error) {
+func exactRuntime() (map[string]string, error) {
+	// Always the same place, so that the go command builds it once.
+	dir := filepath.Join(os.TempDir(), "kafkatxn-sim-"+runtime.Version())
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
 	out, err := exec.Command("go", "env", "GOROOT").Output()
 	if err != nil {
 		return nil, err

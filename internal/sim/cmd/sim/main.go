@@ -167,7 +167,7 @@ func run() error {
 	}
 	more := map[string]string{}
 	if *exact {
-		if more, err = exactRuntime(dir); err != nil {
+		if more, err = exactRuntime(); err != nil {
 			return err
 		}
 	}
