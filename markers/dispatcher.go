@@ -505,6 +505,7 @@ func (d *Dispatcher) retry(it *item, r Result) {
 		pause = min(pause, d.cfg.RetryMin<<it.attempt)
 	}
 	it.attempt++
+	attempt := it.attempt // once it is in the heap the next attempt may begin
 	d.mu.Lock()
 	pause = pause/2 + time.Duration(d.rng.Int64N(int64(pause)/2+1))
 	it.due = time.Now().Add(pause)
@@ -517,11 +518,11 @@ func (d *Dispatcher) retry(it *item, r Result) {
 		default:
 		}
 	}
-	if it.attempt == 10 {
+	if attempt == 10 {
 		d.cfg.Logger.Warn("a participant does not take its marker, is tried again", "txn_id", it.job.outcome.TxnID, "participant", it.p.String(), "result", r.String())
 	}
 	if f := d.cfg.Observer.Retry; f != nil {
-		f(it.delivery(), r, it.attempt, pause)
+		f(it.delivery(), r, attempt, pause)
 	}
 }
 

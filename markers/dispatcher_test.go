@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -379,4 +380,29 @@ func TestDispatcherConfigNamesWhatIsMissing(t *testing.T) {
 	_, err := markers.NewDispatcher(markers.Config{})
 	require.ErrorContains(t, err, "Leaders")
 	require.ErrorContains(t, err, "Sink")
+}
+
+// For the race detector: an attempt is counted before the next one can begin, which
+// is another goroutine's.
+func TestTheNextAttemptMayBeginAtOnce(t *testing.T) {
+	var asked atomic.Int64
+	d, err := markers.NewDispatcher(markers.Config{
+		Sink: &sink{}, RetryMin: time.Nanosecond, RetryMax: time.Nanosecond,
+		Leaders: markers.LeaderFunc(func(txnstate.Participant) (markers.Target, markers.Standing) {
+			asked.Add(1)
+			return 0, markers.Unknown
+		}),
+	})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = d.Run(ctx) })
+	for i := range 20 {
+		d.Dispatch(outcome(fmt.Sprint(i), 0, part("t", 0)), func([]txnstate.Participant) {})
+	}
+	for asked.Load() < 1000 {
+		runtime.Gosched()
+	}
+	cancel()
+	running.Wait()
 }
