@@ -2,8 +2,6 @@ package sim_test
 
 import (
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -15,10 +13,10 @@ import (
 // failure names its seed; the command re-runs it, to the same end.
 func TestTheClusterKeepsItsPromisesWhateverFails(t *testing.T) {
 	var seeds []uint64
-	for s := range uint64(12) {
+	for s := range uint64(8) {
 		seeds = append(seeds, s+1)
 	}
-	for range 12 {
+	for range 8 {
 		seeds = append(seeds, rand.Uint64()>>24)
 	}
 	for i, seed := range seeds {
@@ -26,11 +24,9 @@ func TestTheClusterKeepsItsPromisesWhateverFails(t *testing.T) {
 		if len(r.Broken) == 0 {
 			continue
 		}
-		path := filepath.Join(t.ArtifactDir(), "story.txt")
-		for _, l := range r.Story {
+		for _, l := range r.Story[max(0, len(r.Story)-2000):] {
 			t.Log(l)
 		}
-		_ = os.WriteFile(path, nil, 0o600)
 		require.Empty(t, r.Broken, "go run ./internal/sim/cmd/sim -world %s -seeds %d -story", r.World, seed)
 	}
 }
