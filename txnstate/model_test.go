@@ -317,7 +317,9 @@ func (m *model) end(ev End, ms int64) (told, []happened) {
 		return refusal(CodeInvalidTxnState), nil
 	case again:
 		last, _ := m.latest("added", "ended")
-		if cur.Epoch > MaxEpoch || last.client < TV2 && ev.Producer.Epoch != m.ownEpoch() {
+		// An end of TV1 bumps no epoch: the one below was somebody else's. A fence
+		// of the server bumps it and gives it to nobody.
+		if cur.Epoch > MaxEpoch || last.client < TV2 && last.own && ev.Producer.Epoch != m.ownEpoch() {
 			return refusal(CodeProducerFenced), nil
 		}
 		return told{grant: cur}, nil
