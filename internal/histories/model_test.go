@@ -109,6 +109,14 @@ func steps(rec txnstate.Record, i input, o output, strict bool) (next []any) {
 		if err == nil && d.Refusal != nil {
 			err = d.Refusal
 		}
+		if !strict && o.code == txnstate.CodeConcurrentTransactions && !before.State.Decided() {
+			switch i.ev.(type) {
+			case txnstate.Add, txnstate.Verify, txnstate.End:
+				// The other owner has completed what this one is still delivering.
+				add(before, before)
+				continue
+			}
+		}
 		code := txnstate.CodeOf(err)
 		if code != o.code || code == txnstate.CodeNone && (d.Grant != o.grant || !slices.Equal(d.Missing, o.missing)) {
 			continue
