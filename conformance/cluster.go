@@ -282,7 +282,11 @@ func (c *cluster) route(ctx context.Context, req kmsg.Request) (kmsg.Response, e
 	case *kmsg.TxnOffsetCommitRequest:
 		to, err = c.coordinator(ctx, coordGroup, q.Group)
 	case *kmsg.OffsetFetchRequest:
-		to, err = c.coordinator(ctx, coordGroup, q.Group)
+		group := q.Group
+		if len(q.Groups) > 0 { // since version 8
+			group = q.Groups[0].Group
+		}
+		to, err = c.coordinator(ctx, coordGroup, group)
 	case *kmsg.OffsetCommitRequest:
 		to, err = c.coordinator(ctx, coordGroup, q.Group)
 	case *kmsg.JoinGroupRequest:

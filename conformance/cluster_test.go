@@ -80,6 +80,7 @@ func TestRequestsGoToWhoAnswersForThem(t *testing.T) {
 		{&Step{Op: OpTxnOffsetCommit, Version: 3, TxnID: "tx1", Group: "g1", Parts: d(0)}, "", "TxnOffsetCommit"},
 		{&Step{Op: OpOffsetCommit, Version: 6, Group: "g1", Parts: d(0)}, "", "OffsetCommit"},
 		{&Step{Op: OpOffsetFetch, Group: "g1", Parts: d(0)}, "", "OffsetFetch"},
+		{&Step{Op: OpOffsetFetch, Version: 8, Group: "g1", Parts: d(0)}, "", "OffsetFetch"},
 		{&Step{Op: OpJoin, Group: "g1"}, "", "JoinGroup SyncGroup"},
 		{&Step{Op: OpLeave, Version: 2, Group: "g1"}, "", "LeaveGroup"},
 		{&Step{Op: OpProduce, Version: 9, Producer: "P1", Records: 1, Parts: d(1)}, "", "Produce"},
