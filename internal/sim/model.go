@@ -26,12 +26,13 @@ type model struct {
 	fresh   map[int64]string // producer ids, and whose they are
 	slips   int64            // the last offset that was staged
 	deleted map[string]int   // topics, and how often they were deleted
+	asked   map[string]int   // copies of InitProducerId that arrived, by transactional id
 }
 
 func newModel(w *world) *model {
 	return &model{
 		w: w, recs: map[string]*rec{}, stages: map[int64]*staged{}, grants: map[string][]grant{},
-		holders: map[txnstate.Producer]*instance{}, fresh: map[int64]string{}, deleted: map[string]int{},
+		holders: map[txnstate.Producer]*instance{}, fresh: map[int64]string{}, deleted: map[string]int{}, asked: map[string]int{},
 	}
 }
 
@@ -58,6 +59,7 @@ type txn struct {
 	told                  outcome // by an answer that a broker gave
 	over                  bool    // its instance has gone on
 	inits                 int     // of its instance, when it began
+	asked                 int     // of its id, when it began
 }
 
 func (t *txn) String() string { return fmt.Sprintf("%s#%d", t.who.name, t.n) }
@@ -94,7 +96,7 @@ func (m *model) begin(who *instance, plain bool) *txn {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	who.txns++
-	t := &txn{who: who, n: who.txns, plain: plain, inits: who.inits}
+	t := &txn{who: who, n: who.txns, plain: plain, inits: who.inits, asked: m.asked[who.txnID]}
 	m.txns = append(m.txns, t)
 	return t
 }
@@ -146,9 +148,12 @@ func (m *model) isOver(t *txn) bool {
 }
 
 // arrives is told of every copy of a request that comes to a broker.
-func (m *model) arrives(c call, _ kmsg.Request) {
+func (m *model) arrives(c call, req kmsg.Request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if _, ok := req.(*kmsg.InitProducerIDRequest); ok && c.who != nil {
+		m.asked[c.who.txnID]++
+	}
 	if c.rec != nil && c.rec.arrived.IsZero() {
 		c.rec.arrived = time.Now()
 	}
@@ -301,6 +306,10 @@ func (m *model) ended(c call, req *kmsg.EndTxnRequest, r *kmsg.EndTxnResponse, a
 		t.told = o
 	}
 	asked := txnstate.Producer{ID: req.ProducerID, Epoch: req.ProducerEpoch}
+	switch c := txnstate.Code(r.ErrorCode); {
+	case req.Commit && t.told == committed && !t.over && t.asked == m.asked[t.who.txnID] && (c == txnstate.CodeProducerFenced || c == txnstate.CodeInvalidProducerEpoch):
+		m.w.fail("I5", "%s was committed, and a repeat of the request is refused: %s", t, c)
+	}
 	switch {
 	case r.ErrorCode == 0:
 		m.refusedNow(c, req, c.who.txnID, asked, at)
