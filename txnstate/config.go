@@ -129,6 +129,13 @@ type Config struct {
 	// (transaction.two.phase.commit.enable).
 	TwoPhaseCommit bool
 
+	// RetriesAsKafka takes for a retry what Kafka 4.4 takes for one: EndTxn v5 with
+	// the epoch before the present one, whoever has it now. After a transaction of
+	// protocol 1 such a caller is given an identity that somebody else holds, and
+	// after a fence at the last epoch, the epoch 32767. Without it both are refused
+	// with PRODUCER_FENCED (I6). It is for hosts that are compared with Kafka.
+	RetriesAsKafka bool
+
 	// EndWait is how long EndTxn, with the decision durable, waits for the
 	// participants before it answers, so that the next transaction does not meet
 	// CONCURRENT_TRANSACTIONS. Zero is one second.

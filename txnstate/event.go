@@ -50,6 +50,9 @@ type End struct {
 	Commit   bool
 	Client   TransactionVersion // TV2 for EndTxn v5 and later, else TV0
 	NewID    int64              // as in Init
+
+	// RetriesAsKafka: see Config.
+	RetriesAsKafka bool
 }
 
 // Applied reports participants that have applied the outcome, or are known to be

@@ -863,6 +863,9 @@ func TestTheRetryRuleAfterATransactionOfTV1(t *testing.T) {
 		n := s.writes
 		s.want(c.want, commit(7, c.was))
 		s.want("48", abortTxn(7, c.was))
+		as := commit(7, c.was)
+		as.RetriesAsKafka = true
+		s.want(fmt.Sprintf("0 7/%d", c.was+1), as)
 		if s.writes != n {
 			t.Error("it changed something")
 		}

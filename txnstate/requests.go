@@ -134,7 +134,8 @@ func (c *Coordinator) verify(run, ctx context.Context, txnID string, ev Verify) 
 
 // End decides the transaction of an id. When it returns nil the decision is
 // durable and will be carried out whatever happens. Under TV2 it returns the
-// identity of the next transaction, otherwise NoProducer. ev.NewID is filled in.
+// identity of the next transaction, otherwise NoProducer. ev.NewID and
+// ev.RetriesAsKafka are filled in.
 //
 // It then waits for the participants as Config.EndWait says; the answer is the
 // same where they take longer.
@@ -142,7 +143,7 @@ func (c *Coordinator) End(ctx context.Context, txnID string, ev End) (Producer, 
 	if err := notEmpty(txnID); err != nil {
 		return NoProducer, err
 	}
-	ev.NewID = -1
+	ev.NewID, ev.RetriesAsKafka = -1, c.cfg.RetriesAsKafka
 	r, err := c.do(ctx, txnID, ev)
 	if err != nil {
 		return NoProducer, err

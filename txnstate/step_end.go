@@ -40,6 +40,10 @@ func stepEndTV2(rec Record, ev End, ms int64) (Decision, error) {
 		return refuse(rec, CodeProducerFenced, "epoch %d of producer id %d, and the identity is %s", ev.Producer.Epoch, ev.Producer.ID, cur)
 	}
 	switch {
+	case ev.RetriesAsKafka && retry && rec.State == complete(ev.Commit):
+		d := unchanged(rec)
+		d.Grant = cur
+		return d, nil
 	case retry && rec.State == complete(ev.Commit) && cur.Epoch > MaxEpoch:
 		// A fence under TV1 took the last epoch, which nobody may be given.
 		return refuse(rec, CodeProducerFenced, "epoch %d of producer id %d, which was fenced for good", ev.Producer.Epoch, cur.ID)

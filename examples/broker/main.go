@@ -74,7 +74,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags.DurationVar(&cfg.ExpireAfter, "expire-after", 7*24*time.Hour, "how long a transactional id without an open transaction is kept unused")
 	version := flags.Int("transaction-version", 2, "finalised transaction.version: 0, 1 or 2")
 	flags.BoolVar(&cfg.TwoPhaseCommit, "two-phase-commit", false, "serve InitProducerId v6 and allow two-phase commit (KIP-939)")
-	asKafka := flags.Bool("as-kafka", true, "answer as Kafka also where that is worse: a fenced producer may go on until its marker comes, and a transaction overtaken by a marker of somebody else's is never completed; -as-kafka=false does better")
+	asKafka := flags.Bool("as-kafka", true, "answer as Kafka also where that is worse: a fenced producer may go on until its marker comes, a transaction overtaken by a marker of somebody else's is never completed, and who repeats an EndTxn of protocol 2 after somebody has taken over is given that one's identity; -as-kafka=false does better")
 	autoCreate := flags.Int("auto-create", 0, "`partitions` of a topic that a client asks for and that is not there; 0 makes none")
 	level := flags.String("log", "info", "log `level`: debug, info, warn or error")
 	if err := flags.Parse(args); err != nil {
@@ -83,7 +83,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if flags.NArg() > 0 {
 		return fmt.Errorf("unknown argument %q", flags.Arg(0))
 	}
-	cfg.KafkaFencing, cfg.StopOnFencedEpoch = *asKafka, *asKafka
+	cfg.KafkaFencing, cfg.StopOnFencedEpoch, cfg.RetriesAsKafka = *asKafka, *asKafka, *asKafka
 	cfg.AutoCreatePartitions = int32(min(max(*autoCreate, -1), 1<<20))
 	cfg.TransactionVersion = txnstate.TransactionVersion(min(max(*version, -2), 3))
 	switch *version {

@@ -357,7 +357,7 @@ func (b *Broker) openTransactions(store txnstate.Store, ids txnstate.ProducerIDs
 	b.coordinator, err = txnstate.New(txnstate.Config{
 		Store: store, ProducerIDs: ids, Dispatcher: b.dispatcher, Deadlines: b.reaper, Fencer: fencer,
 		Ownership: ownership, CoordinatorEpoch: epoch, TransactionVersion: cfg.TransactionVersion, TwoPhaseCommit: cfg.TwoPhaseCommit,
-		EndWait: cfg.EndWait, ExpireAfter: cfg.ExpireAfter, Observer: cfg.Observer, Now: b.now, Logger: cfg.Logger,
+		RetriesAsKafka: cfg.RetriesAsKafka, EndWait: cfg.EndWait, ExpireAfter: cfg.ExpireAfter, Observer: cfg.Observer, Now: b.now, Logger: cfg.Logger,
 	})
 	if err != nil {
 		return err

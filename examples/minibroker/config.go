@@ -120,6 +120,9 @@ type Config struct {
 	// epoch of its producer, as Kafka does; see markers.Config. That takes a
 	// WriteTxnMarkers of a client's own.
 	StopOnFencedEpoch bool
+	// RetriesAsKafka gives an identity to who sends EndTxn v5 with the epoch before
+	// it, whoever holds it; see txnstate.Config.
+	RetriesAsKafka bool
 	// KafkaFencing lets partition leaders learn of a new producer epoch from
 	// markers and from verification only, as Kafka's do: a fenced producer can go
 	// on in its open transaction until the marker arrives. Without it they are

@@ -45,7 +45,7 @@ func TestAnswersAreKafkas(t *testing.T) {
 // With the two settings that do worse than need be, also where a marker of
 // somebody else's has overtaken a transaction: Kafka never completes it.
 func TestAnswersAreKafkasAlsoWhereItGivesUp(t *testing.T) {
-	replay(t, Config{KafkaFencing: true, StopOnFencedEpoch: true}, conformance.Options{
+	replay(t, Config{KafkaFencing: true, StopOnFencedEpoch: true, RetriesAsKafka: true}, conformance.Options{
 		Suites: []string{"marker*"}, Scenarios: scenarios(some / 2), Patience: 200 * time.Millisecond,
 	})
 }

@@ -16,7 +16,7 @@ import (
 // (I14). The requests go to the broker's handlers without a socket, and time is
 // moved instead of waited for.
 func TestAnswersAreKafkas_InProcess_I14(t *testing.T) {
-	b := start(t, Config{TwoPhaseCommit: true, AbortInterval: time.Hour, KafkaFencing: true, StopOnFencedEpoch: true})
+	b := start(t, Config{TwoPhaseCommit: true, AbortInterval: time.Hour, KafkaFencing: true, StopOnFencedEpoch: true, RetriesAsKafka: true})
 	o := inProcess(b)
 	if testing.Short() {
 		o.Scenarios = some
@@ -32,7 +32,7 @@ func TestAnswersAreKafkas_OtherSettings_I14(t *testing.T) {
 		"level0": {TransactionVersion: txnstate.ServerTV0},
 		"expiry": {ExpireAfter: 6 * time.Second},
 	} {
-		cfg.AbortInterval, cfg.KafkaFencing, cfg.StopOnFencedEpoch = time.Hour, true, true
+		cfg.AbortInterval, cfg.KafkaFencing, cfg.StopOnFencedEpoch, cfg.RetriesAsKafka = time.Hour, true, true, true
 		o := inProcess(start(t, cfg))
 		o.Suites = []string{suite}
 		if testing.Short() {
