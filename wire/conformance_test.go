@@ -23,7 +23,8 @@ func TestRecordedAnswers(t *testing.T) {
 	h.addTopic("shared", 3)
 	o := conformance.Options{
 		Prefix: "c.", Scenarios: 60, Parallel: 4, ParallelAll: true, Patience: 400 * time.Millisecond,
-		Suites: []string{"coord?", "mixed", "batch2", "offsets?", "member?", "data?", "marker?", "wrap?", "acl?", "twopc"},
+		// The other suites need more of a broker, and are replayed against the example's.
+		Suites: []string{"coord?", "mixed", "batch2", "offsets?", "member?", "data?", "marker[12]", "wrap?", "acl?", "twopc"},
 		CreateTopic: func(_ context.Context, name string, partitions int) error {
 			h.addTopic(name, int32(partitions))
 			return nil
