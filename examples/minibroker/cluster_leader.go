@@ -190,14 +190,21 @@ func (c *cluster) takeOver(at place, x *leading) {
 		if !errors.Is(err, epochlog.ErrDeposed) && c.ctx.Err() == nil {
 			c.logger.Error("partition not taken over, is tried again", "partition", fmt.Sprintf("%s/%d", x.topic.name, at.partition), "err", err)
 		}
+		c.cleanDeleted(x.topic)
 	case c.led[at] != x || c.ctx.Err() != nil: // deleted meanwhile, or over
 		x.log = l
 		c.release(x)
-		if c.b.topics.getByID(x.topic.id) == nil {
-			c.spawn(func() { c.clean(x.topic) }) // what the takeover has made
-		}
+		c.cleanDeleted(x.topic)
 	default:
 		x.log = l
+	}
+}
+
+// cleanDeleted removes what a takeover has made of a topic that was deleted
+// meanwhile.
+func (c *cluster) cleanDeleted(t *topic) {
+	if c.b.topics.getByID(t.id) == nil {
+		c.spawn(func() { c.clean(t) })
 	}
 }
 

@@ -744,6 +744,8 @@ func TestTopicsAreMadeAndDeletedByAnyBroker(t *testing.T) {
 		p.send("t1", 1, 1)
 		p.end(true)
 		require.Equal(t, int64(2), tr.settled("t1", 1))
+		time.Sleep(time.Second) // who was taking a partition of it over has noticed, by the bubble's clock
+		synctest.Wait()
 		entries, err := tr.disk.ReadDir("shared/topics")
 		require.NoError(t, err)
 		require.Len(t, entries, 10, "records of a deleted topic are removed")
