@@ -23,8 +23,6 @@ type reader struct {
 	seen      []seen
 	at        int // the broker that leads it, -1: unknown
 	high, lso int64
-	// loose: what it reads is only counted, not judged.
-	quiet bool
 }
 
 func (k *clientKit) reader(p tp, committed bool, name string) *reader {

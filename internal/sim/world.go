@@ -101,9 +101,3 @@ func (w *world) fail(rule, format string, args ...any) {
 		w.broken = append(w.broken, what)
 	}
 }
-
-func (w *world) failed() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return len(w.broken) > 0
-}
