@@ -54,7 +54,8 @@ func (s *Segment) recover(visit func(Stored) error) error {
 	if err != nil {
 		return err
 	}
-	if s.tail, _, err = Scan(s.file, s.name, size, visit); err != nil {
+	last := int64(0)
+	if s.tail, last, err = Scan(s.file, s.name, size, visit); err != nil {
 		return err
 	}
 	if s.tail < size {
@@ -66,7 +67,16 @@ func (s *Segment) recover(visit func(Stored) error) error {
 		return nil
 	}
 	// What is read from here on must not vanish any more, and a process that was
-	// killed may have left it unsynced.
+	// killed may have left it unsynced. The last round may be in memory only: where
+	// its sync has failed, the system shows it to readers, does not write it any
+	// more, and says of the next sync that it succeeded. So it is written once more.
+	b := make([]byte, s.tail-last)
+	if _, err := s.file.ReadAt(b, last); err != nil {
+		return err
+	}
+	if _, err := s.file.WriteAt(b, last); err != nil {
+		return err
+	}
 	return s.file.Sync()
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/kafkatxn/kafkatxn/internal/crashfs"
 	"github.com/kafkatxn/kafkatxn/internal/fsx"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -277,6 +278,34 @@ func TestAnyFileIsOpenedOrRefused(t *testing.T) {
 		}
 		j.Close()
 	})
+}
+
+// A sync fails, the process is killed, the next one goes on, and then the power
+// fails: what the failed sync dropped was still shown to the next process, which
+// would have gone on behind a hole.
+func TestARoundWhoseSyncFailedIsMadeDurableByTheNextProcess(t *testing.T) {
+	for seed := range uint64(20) {
+		disk := crashfs.New(seed)
+		require.NoError(t, disk.MkdirAll("d", 0o755))
+		require.NoError(t, disk.SyncDir("."))
+		j, _, err := contents(t, disk, "d/j", true)
+		require.NoError(t, err)
+		require.NoError(t, j.put("acknowledged"))
+		disk.FailSync(0)
+		require.Error(t, j.put("perhaps"))
+
+		disk = disk.AfterKill()
+		j, got, err := contents(t, disk, "d/j", true)
+		require.NoError(t, err)
+		want := append(got, "after")
+		require.NoError(t, j.put("after"))
+
+		disk.Crash()
+		j, got, err = contents(t, disk.Image(seed), "d/j", true)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+		j.Close()
+	}
 }
 
 func TestASegmentThatIsNotThereIsEmpty(t *testing.T) {
