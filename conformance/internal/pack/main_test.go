@@ -21,7 +21,7 @@ func TestPackingIsTheOppositeOfUnpacking(t *testing.T) {
 		t.Fatal(err)
 	}
 	files, err := filepath.Glob(filepath.Join(recordings, "*.jsonl.gz"))
-	if err != nil || len(files) != 21 {
+	if err != nil || len(files) < 21 {
 		t.Fatalf("%d files, %v", len(files), err)
 	}
 	read := func(f string) []byte {
