@@ -26,7 +26,8 @@ func TestAClusterAnswersAsKafka_I14(t *testing.T) {
 			o.Suites = []string{"data*", "offsets*"}
 		}
 		t.Run("markers "+markers, func(t *testing.T) {
-			c := startCluster(t, "-markers", markers, "-two-phase-commit")
+			// Nobody dies here, and a broker whose machine is busy is not to be taken for dead.
+			c := startCluster(t, "-markers", markers, "-two-phase-commit", "-lease", "20s")
 			conformance.Run(t, c.addrs[0], o)
 		})
 		t.Run("markers "+markers+", brokers killed in the middle", func(t *testing.T) {
@@ -36,8 +37,11 @@ func TestAClusterAnswersAsKafka_I14(t *testing.T) {
 			o.Exclude = append([]string{"batch*", "timeout*"}, o.Exclude...)
 			o.MayForget = []conformance.Fact{conformance.Membership, conformance.Verification}
 			o.Between, o.Resend = k.between, true
-			if *scenarios > 0 && markers == "rpc" { // each suite waits for takeovers
-				o.Suites = []string{"coord2", "offsets2", "member1", "data2"}
+			if *scenarios > 0 && markers == "rpc" {
+				// Each suite waits for takeovers. None with members: they live in the
+				// memory of their coordinator, and on a busy machine a broker is
+				// taken for dead at other moments than the replay knows of.
+				o.Suites = []string{"coord2", "offsets2", "data2"}
 			}
 			conformance.Run(t, c.addrs[0], o)
 			t.Logf("%d brokers killed, %d of them for longer than their lease", k.kills, k.gone)

@@ -106,7 +106,7 @@ func TestTransactionsOfAClient(t *testing.T) {
 			if level == txnstate.TV2 {
 				require.Equal(t, map[txnstate.TransactionVersion]int{txnstate.TV2: 5}, seen.tv)
 			} else {
-				require.Equal(t, map[txnstate.TransactionVersion]int{txnstate.TV0: 5}, seen.tv)
+				require.Equal(t, map[txnstate.TransactionVersion]int{txnstate.TV0: 4, txnstate.TV1: 1}, seen.tv)
 			}
 		})
 	}
