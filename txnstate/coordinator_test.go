@@ -568,6 +568,44 @@ func (n notices) Watch(ctx context.Context, yes, no func(int, int32)) error {
 	}
 }
 
+// deadlineFunc is told of deadlines in the id's turn.
+type deadlineFunc func(id string)
+
+func (f deadlineFunc) Set(id string, _ int64, _ bool) { f(id) }
+
+// The slot is lost when a decision is stored and its completion not begun yet: what
+// is dropped with the slot does not have that, and its caller must not wait for
+// participants of whom nothing will be heard. (I12)
+func TestACompletionThatBeginsAfterItsSlotWasLostIsLetGo_F15(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := notices{acquired: make(chan func(yes, no func(int, int32)))}
+		s := newScriptStore(ongoing("a", txnstate.Producer{ID: 7}, tp0))
+		h := &held{}
+		var lose func()
+		c := start(t, txnstate.Config{Store: s, Dispatcher: h, Ownership: n, EndWait: txnstate.AnswerWhenApplied,
+			Deadlines: deadlineFunc(func(string) {
+				if s.get("a").State == txnstate.PrepareCommit {
+					lose()
+				}
+			})})
+		n.acquired <- func(yes, no func(int, int32)) {
+			lose = sync.OnceFunc(func() { no(txnstate.Slot("a"), 3) })
+			yes(txnstate.Slot("a"), 3)
+		}
+		synctest.Wait()
+		answer := make(chan error, 1)
+		go func() {
+			_, err := c.End(bg, "a", txnstate.End{Producer: txnstate.Producer{ID: 7}, Commit: true})
+			answer <- err
+		}()
+		synctest.Wait()
+		require.Len(t, answer, 1, "the caller still waits")
+		require.NoError(t, <-answer, "the decision is stored, and was while the slot was owned")
+		require.Equal(t, txnstate.PrepareCommit, s.get("a").State)
+		require.Contains(t, h.cancelled, fmt.Sprintf("%d@3", txnstate.Slot("a")))
+	})
+}
+
 func TestOwnershipNoticesMayBeLateRepeatedAndOutOfOrder_F02(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := notices{acquired: make(chan func(yes, no func(int, int32)))}
