@@ -903,6 +903,20 @@ func TestF17_ATimedOutProducerOfTV1IsFenced(t *testing.T) {
 	s.want("90", abortTxn(7, 1))
 }
 
+// The fence that takes the last epoch lets nobody back in: 32767 is given to no
+// client (I6), but by a host that asks for Kafka's answer.
+func TestTheFencingEpochIsGrantedOnlyWhereKafkasAnswerIsWanted(t *testing.T) {
+	s := scriptAt(t, MaxEpoch)
+	s.want("0", add(7, MaxEpoch, a0))
+	s.want("0", s.sweep(TV1))
+	s.be("PrepareAbort 7/32767")
+	s.apply()
+	again := abortTxn(7, MaxEpoch)
+	s.want("90", again)
+	again.RetriesAsKafka = true
+	s.want("0 7/32767", again)
+}
+
 // Under TV2 Kafka lets it back in by InitProducerId and by its own abort, and
 // answers its commit with 48 (90 since KAFKA-20785, which 4.4 does not have).
 func TestF17_ATimedOutProducerOfTV2MayComeBack(t *testing.T) {

@@ -40,20 +40,12 @@ func stepEndTV2(rec Record, ev End, ms int64) (Decision, error) {
 		return refuse(rec, CodeProducerFenced, "epoch %d of producer id %d, and the identity is %s", ev.Producer.Epoch, ev.Producer.ID, cur)
 	}
 	switch {
-	case ev.RetriesAsKafka && retry && rec.State == complete(ev.Commit):
-		d := unchanged(rec)
-		d.Grant = cur
-		return d, nil
-	case retry && rec.State == complete(ev.Commit) && cur.Epoch > MaxEpoch:
-		// A fence under TV1 took the last epoch, which nobody may be given.
-		return refuse(rec, CodeProducerFenced, "epoch %d of producer id %d, which was fenced for good", ev.Producer.Epoch, cur.ID)
-	case retry && rec.State == complete(ev.Commit) && rec.ClientVersion == TV0 && ev.Producer.Epoch != rec.LastEpoch:
-		// The end before was one of TV1, which bumps no epoch: somebody else was
-		// given this identity before it, and has it still (I6). Kafka 4.4 gives it
-		// away once more. Behind a fence of the server nobody has it: that bumped
-		// the epoch and gave it to nobody, so its holder may go on, as in Kafka.
-		return refuse(rec, CodeProducerFenced, "epoch %d of producer id %d, which was replaced", ev.Producer.Epoch, cur.ID)
 	case retry && rec.State == complete(ev.Commit):
+		if !ev.RetriesAsKafka {
+			if err := anothers(rec, ev); err != nil {
+				return Decision{}, err
+			}
+		}
 		d := unchanged(rec)
 		d.Grant = cur
 		return d, nil
@@ -65,6 +57,24 @@ func stepEndTV2(rec Record, ev End, ms int64) (Decision, error) {
 		return refuse(rec, CodeUnknownServerError, "epoch %d can't be committed with", cur.Epoch)
 	}
 	return decideTV2(rec, outcome(ev.Commit), ev.NewID, ms)
+}
+
+// anothers is why what an end granted can't be granted to who repeats it; nil where
+// it was his. Kafka 4.4 asks neither.
+func anothers(rec Record, ev End) error {
+	cur := rec.Producer
+	switch {
+	case cur.Epoch > MaxEpoch:
+		// A fence under TV1 took the last epoch, which nobody may be given.
+		return CodeProducerFenced.Errorf(rec.TxnID, "epoch %d of producer id %d, which was fenced for good", ev.Producer.Epoch, cur.ID)
+	case rec.ClientVersion == TV0 && ev.Producer.Epoch != rec.LastEpoch:
+		// The end before was one of TV1, which bumps no epoch: somebody else was
+		// given this identity before it, and has it still (I6). Behind a fence of the
+		// server nobody has it: that bumped the epoch and gave it to nobody, so its
+		// holder may go on, as in Kafka.
+		return CodeProducerFenced.Errorf(rec.TxnID, "epoch %d of producer id %d, which was replaced", ev.Producer.Epoch, cur.ID)
+	}
+	return nil
 }
 
 // decideTV2 moves to a Prepare state with the epoch bumped, and plans the next
