@@ -2,7 +2,6 @@ package kafkatxn_test
 
 import (
 	"os"
-	"regexp"
 	"strings"
 	"testing"
 )
@@ -18,8 +17,7 @@ func TestCrashPointsHaveTheirTests(t *testing.T) {
 		t.Fatal("DESIGN.md has no table of crash points")
 	}
 	section, _, _ = strings.Cut(section, "\n## ")
-	name := regexp.MustCompile("`([a-z/]+)\\.(Test[A-Za-z0-9_*]+)`")
-	tests := map[string][]string{} // by directory
+	tests := testNames{}
 	rows := 0
 	for line := range strings.Lines(section) {
 		cells := strings.Split(line, " | ")
@@ -27,23 +25,7 @@ func TestCrashPointsHaveTheirTests(t *testing.T) {
 			continue
 		}
 		rows++
-		names := name.FindAllStringSubmatch(cells[2], -1)
-		if len(names) == 0 {
-			t.Errorf("%s names no test", cells[0])
-		}
-		for _, n := range names {
-			dir, pattern := n[1], regexp.MustCompile("^"+strings.ReplaceAll(n[2], "*", ".*")+"$")
-			if tests[dir] == nil {
-				tests[dir] = testsOf(t, dir)
-			}
-			found := false
-			for _, x := range tests[dir] {
-				found = found || pattern.MatchString(x)
-			}
-			if !found {
-				t.Errorf("%s: %s has no test %s", cells[0], dir, n[2])
-			}
-		}
+		tests.demand(t, cells[0], cells[2])
 	}
 	if rows < 16 {
 		t.Errorf("%d crash points", rows)
