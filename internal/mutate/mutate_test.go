@@ -66,8 +66,11 @@ func TestTheListOfTakeoutsCanBeRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, x := range all {
-		if len(x.edits) == 0 || x.edits[0].old == "" {
+		if x.Empty() {
 			t.Errorf("%s takes nothing out", x.name)
+		}
+		if _, err := x.Apply("../.."); err != nil {
+			t.Errorf("%s: %v", x.name, err)
 		}
 	}
 }

@@ -1,70 +1,41 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
+	"io/fs"
 	"regexp"
 	"strings"
+
+	"github.com/kafkatxn/kafkatxn/internal/edits"
 )
 
-// takeouts.txt has a paragraph for each fix:
-//
-//	name package tests      the tests that have to fail, a regular expression
-//	file
-//	-what is taken out      one or more lines that occur once in the file
-//	+what stands instead    none or more
-//
-// More places and more files may follow within a paragraph.
+// takeouts.txt has a paragraph for each fix, in the form of package edits. The
+// heading is "name package tests", the tests that have to fail by a regular
+// expression.
 //
 //go:embed takeouts.txt
 var takeoutsText string
 
 type takeout struct {
 	name, pkg, tests string
-	edits            []edit
+	edits.Change
 }
 
-type edit struct{ file, old, new string }
-
 func parseTakeouts(text string) ([]takeout, error) {
-	var out []takeout
-	for par := range strings.SplitSeq(text, "\n\n") {
-		var t takeout
-		for l := range strings.Lines(par) {
-			l = strings.TrimSuffix(l, "\n")
-			switch {
-			case l == "" || strings.HasPrefix(l, "#"):
-			case t.name == "":
-				f := strings.Fields(l)
-				if len(f) != 3 {
-					return nil, fmt.Errorf("takeouts.txt: %q is no heading", l)
-				}
-				t = takeout{name: f[0], pkg: f[1], tests: f[2]}
-			case l[0] == '-' || l[0] == '+':
-				if len(t.edits) == 0 {
-					return nil, fmt.Errorf("takeouts.txt: %s has a change before a file", t.name)
-				}
-				e := &t.edits[len(t.edits)-1]
-				if l[0] == '-' && e.new != "" { // another place of the file
-					t.edits = append(t.edits, edit{file: e.file})
-					e = &t.edits[len(t.edits)-1]
-				}
-				if l[0] == '-' {
-					e.old += l[1:] + "\n"
-				} else {
-					e.new += l[1:] + "\n"
-				}
-			default:
-				t.edits = append(t.edits, edit{file: l})
-			}
+	changes, err := edits.Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("takeouts.txt: %w", err)
+	}
+	out := make([]takeout, len(changes))
+	for i, c := range changes {
+		f := strings.Fields(c.Heading)
+		if len(f) != 3 {
+			return nil, fmt.Errorf("takeouts.txt: %q is no heading", c.Heading)
 		}
-		if t.name != "" {
-			out = append(out, t)
-		}
+		out[i] = takeout{name: f[0], pkg: f[1], tests: f[2], Change: c}
 	}
 	return out, nil
 }
@@ -100,19 +71,12 @@ func (r *runner) takeOut(ctx context.Context, match *regexp.Regexp, parallel int
 }
 
 func (r *runner) without(ctx context.Context, t takeout) string {
-	files := map[string][]byte{}
-	for _, e := range t.edits {
-		text, ok := files[e.file]
-		if !ok {
-			var err error
-			if text, err = os.ReadFile(filepath.Join(r.root, e.file)); err != nil {
-				return "missing"
-			}
-		}
-		if bytes.Count(text, []byte(e.old)) != 1 {
-			return "stale"
-		}
-		files[e.file] = bytes.Replace(text, []byte(e.old), []byte(e.new), 1)
+	files, err := t.Apply(r.root)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "missing"
+	case err != nil:
+		return "stale"
 	}
 	return r.test(ctx, files, t.pkg, t.tests)
 }

@@ -4,23 +4,18 @@
 package planted
 
 import (
-	"bytes"
 	_ "embed"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/kafkatxn/kafkatxn/internal/edits"
 )
 
-// planted.txt has a paragraph for each defect:
-//
-//	name kinds: what it is     the kinds are numbers of DESIGN.md's table
-//	file
-//	-what is taken out         one or more lines that occur once in the file
-//	+what stands instead       none or more
-//
-// More places and more files may follow within a paragraph.
+// planted.txt has a paragraph for each defect, in the form of package edits. The
+// heading is "name kinds: what it is", with the numbers of DESIGN.md's table.
 //
 //go:embed planted.txt
 var text string
@@ -30,71 +25,25 @@ type Defect struct {
 	Name  string
 	Kinds string // F and W numbers
 	What  string
-	edits []edit
+	edits.Change
 }
-
-type edit struct{ file, old, new string }
 
 // All lists the defects.
 func All() ([]Defect, error) {
-	var out []Defect
-	for par := range strings.SplitSeq(text, "\n\n") {
-		var d Defect
-		for l := range strings.Lines(par) {
-			l = strings.TrimSuffix(l, "\n")
-			switch {
-			case l == "" || strings.HasPrefix(l, "#"):
-			case d.Name == "":
-				head, what, ok := strings.Cut(l, ": ")
-				name, kinds, _ := strings.Cut(head, " ")
-				if !ok || name == "" {
-					return nil, fmt.Errorf("planted.txt: %q is no heading", l)
-				}
-				d = Defect{Name: name, Kinds: kinds, What: what}
-			case l[0] == '-' || l[0] == '+':
-				if len(d.edits) == 0 {
-					return nil, fmt.Errorf("planted.txt: %s has a change before a file", d.Name)
-				}
-				e := &d.edits[len(d.edits)-1]
-				if l[0] == '-' && e.new != "" { // another place of the file
-					d.edits = append(d.edits, edit{file: e.file})
-					e = &d.edits[len(d.edits)-1]
-				}
-				if l[0] == '-' {
-					e.old += l[1:] + "\n"
-				} else {
-					e.new += l[1:] + "\n"
-				}
-			default:
-				d.edits = append(d.edits, edit{file: l})
-			}
+	changes, err := edits.Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("planted.txt: %w", err)
+	}
+	out := make([]Defect, len(changes))
+	for i, c := range changes {
+		head, what, ok := strings.Cut(c.Heading, ": ")
+		name, kinds, _ := strings.Cut(head, " ")
+		if !ok || name == "" {
+			return nil, fmt.Errorf("planted.txt: %q is no heading", c.Heading)
 		}
-		if d.Name != "" {
-			out = append(out, d)
-		}
+		out[i] = Defect{Name: name, Kinds: kinds, What: what, Change: c}
 	}
 	return out, nil
-}
-
-// Apply returns the files that the defect changes, as they are with it. root is
-// the directory of the module. It fails where a place is not found once.
-func (d Defect) Apply(root string) (map[string][]byte, error) {
-	files := map[string][]byte{}
-	for _, e := range d.edits {
-		b, ok := files[e.file]
-		if !ok {
-			var err error
-			if b, err = os.ReadFile(filepath.Join(root, filepath.FromSlash(e.file))); err != nil {
-				return nil, err
-			}
-			b = bytes.ReplaceAll(b, []byte("\r\n"), []byte("\n"))
-		}
-		if n := bytes.Count(b, []byte(e.old)); n != 1 {
-			return nil, fmt.Errorf("planted.txt: %s: %d places in %s are\n%s", d.Name, n, e.file, e.old)
-		}
-		files[e.file] = bytes.Replace(b, []byte(e.old), []byte(e.new), 1)
-	}
-	return files, nil
 }
 
 // Overlay writes changed files, and more files that replace others, below dir, and
