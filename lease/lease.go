@@ -188,29 +188,8 @@ func (l *Lease) Changed() <-chan struct{} {
 // with a number does: txnstate.PickSlotOwner over Config.Brokers and Alive. ok is
 // false where nobody is alive, and for a negative number. By placement: whether
 // this broker serves the slot already is what Watch tells.
-func (l *Lease) Owner(slot int) (broker int32, ok bool) { return l.pick(slot, l.Alive()) }
-
-// OwnerOf is Owner for a thing that has a name.
-func (l *Lease) OwnerOf(name string) (broker int32, ok bool) {
-	h := uint32(2166136261) // FNV-1a
-	for i := range len(name) {
-		h ^= uint32(name[i])
-		h *= 16777619
-	}
-	return l.pick(int(h>>1), l.Alive()) // an int may have 32 bits
-}
-
-// pick is txnstate.PickSlotOwner without its work: both lists are sorted, and
-// only brokers of the cluster are alive.
-func (l *Lease) pick(slot int, alive []int32) (int32, bool) {
-	if slot < 0 || len(alive) == 0 {
-		return 0, false
-	}
-	i := txnstate.SlotOrder(slot)
-	if b := l.cfg.Brokers[i%len(l.cfg.Brokers)]; slices.Contains(alive, b) {
-		return b, true
-	}
-	return alive[i%len(alive)], true
+func (l *Lease) Owner(slot int) (broker int32, ok bool) {
+	return txnstate.PickSlotOwner(slot, l.cfg.Brokers, l.Alive())
 }
 
 // Watch implements txnstate.Ownership. The notices of a slot come in order; of
@@ -288,7 +267,7 @@ func (l *Lease) take(slot int, epoch int32) bool {
 // wants reports whether a slot is this broker's by placement and not held yet.
 // l.mu is held.
 func (l *Lease) wants(slot int) bool {
-	b, ok := l.pick(slot, l.alive)
+	b, ok := txnstate.PickSlotOwner(slot, l.cfg.Brokers, l.alive)
 	return l.current() && ok && b == l.cfg.Broker && l.held[slot] == 0
 }
 
@@ -368,7 +347,7 @@ func (l *Lease) settle() (alive []int32, changed bool) {
 	given := false
 	for i, epoch := range l.held {
 		// Where this broker is not alive itself, nothing is its own.
-		if b, ok := l.pick(i, alive); epoch != 0 && (!ok || b != l.cfg.Broker) {
+		if b, ok := txnstate.PickSlotOwner(i, l.cfg.Brokers, alive); epoch != 0 && (!ok || b != l.cfg.Broker) {
 			l.held[i] = 0
 			given = true
 		}

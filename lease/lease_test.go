@@ -162,7 +162,7 @@ func TestPlacementIsPickSlotOwners(t *testing.T) {
 		_, ok := a.l.Owner(3)
 		require.False(t, ok, "nobody is alive before Run")
 		c.run(a)
-		b := c.start(7)
+		c.start(7)
 		pass(ttl)
 		require.Equal(t, []int32{4, 7}, a.l.Alive())
 		for n := range 200 {
@@ -173,13 +173,5 @@ func TestPlacementIsPickSlotOwners(t *testing.T) {
 		}
 		_, ok = a.l.Owner(-1)
 		require.False(t, ok)
-		owners := map[int32]int{}
-		for _, name := range []string{"", "a", "orders/0", "orders/1", "orders/2", "orders/3", "payments/0"} {
-			x, _ := a.l.OwnerOf(name)
-			y, _ := b.l.OwnerOf(name)
-			require.Equal(t, x, y)
-			owners[x]++
-		}
-		require.Len(t, owners, 2)
 	})
 }
