@@ -41,6 +41,7 @@ type process struct {
 	cancel context.CancelFunc
 	disk   *crashfs.FS
 	ended  chan struct{}
+	died   chan struct{} // closed when it is killed
 
 	mu     sync.Mutex
 	paused chan struct{}

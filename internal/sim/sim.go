@@ -41,10 +41,11 @@ type Result struct {
 const (
 	partsWorld  = "parts"
 	singleWorld = "single"
+	trioWorld   = "cluster"
 )
 
 // Worlds lists the kinds of worlds there are.
-func Worlds() []string { return []string{partsWorld, singleWorld} }
+func Worlds() []string { return []string{partsWorld, singleWorld, trioWorld} }
 
 // Run runs one seed, in a bubble of its own.
 func Run(t *testing.T, o Options) (r Result) {
@@ -70,6 +71,9 @@ type scene struct {
 	ids    []string
 	groups []groupPart
 	loose  []string // topics that come and go
+
+	// loseGroup is a group that comes and goes, "" for none.
+	loseGroup string
 }
 
 const faultTime = 60 * time.Second
@@ -98,7 +102,11 @@ func run(o Options) Result {
 	until := w.start.Add(s.length)
 	for i, id := range s.ids {
 		a := &app{kit: s.kit, txnID: id, group: fmt.Sprintf("g%d", i%3), partition: int32(i), v2: d.chance(0.5), mixed: d.chance(0.3), d: w.dice("app %s", id), until: until}
-		s.groups = append(s.groups, groupPart{a.group, a.partition})
+		if s.loseGroup != "" && i == 0 {
+			a.group = s.loseGroup // its positions come and go too
+		} else {
+			s.groups = append(s.groups, groupPart{a.group, a.partition})
+		}
 		clients.Go(func() { a.run(ctx) })
 	}
 	for i := range 2 {
@@ -167,8 +175,12 @@ func rate(d *dice, most float64) float64 {
 }
 
 func (s *scene) build(world string, d *dice) {
-	if world == singleWorld {
+	switch world {
+	case singleWorld:
 		s.buildSingle(d)
+		return
+	case trioWorld:
+		s.buildTrio(d)
 		return
 	}
 	t := tuning{

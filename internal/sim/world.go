@@ -1,9 +1,11 @@
 package sim
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"hash/fnv"
+	"log/slog"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -100,4 +102,24 @@ func (w *world) fail(rule, format string, args ...any) {
 	if len(w.broken) < 20 {
 		w.broken = append(w.broken, what)
 	}
+}
+
+// logger is what a broker says, in the story.
+func (w *world) logger(who string) *slog.Logger {
+	return slog.New(slog.NewTextHandler(teller{w, who}, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}}))
+}
+
+type teller struct {
+	w   *world
+	who string
+}
+
+func (t teller) Write(b []byte) (int, error) {
+	t.w.log(t.who, "%s", bytes.TrimSpace(b))
+	return len(b), nil
 }
