@@ -26,8 +26,8 @@ type world struct {
 	open   []*handle
 	nextID uint32
 	// calm is a world where names and lengths rarely change, so that the log fills
-	// up.
-	calm bool
+	// up; namely one where names change all the time.
+	calm, namely bool
 }
 
 // object is a file, whatever its names.
@@ -133,8 +133,11 @@ func (w *world) name() string { return worldNames[w.rand.IntN(len(worldNames))] 
 
 func (w *world) step() error {
 	kinds, size := 20, 100
-	if w.calm {
+	switch {
+	case w.calm:
 		kinds, size = 150, 400
+	case w.namely:
+		kinds = 12
 	}
 	if k := w.rand.IntN(kinds); len(w.open) == 0 || k == 0 {
 		return w.create()
@@ -150,6 +153,8 @@ func (w *world) step() error {
 		return w.link()
 	} else if k == 6 {
 		return w.reopen()
+	} else if k == 7 && !w.calm {
+		return w.otherwise()
 	}
 	h := w.open[w.rand.IntN(len(w.open))]
 	switch k := w.rand.IntN(12); {
@@ -161,6 +166,8 @@ func (w *world) step() error {
 		off := len(h.of.seen)
 		if w.rand.IntN(3) == 0 {
 			off = idBytes + w.rand.IntN(off+30)
+		} else if w.rand.IntN(4) == 0 {
+			off = max(idBytes, off-1) // the last byte again
 		} else if off > 2000 {
 			off = idBytes
 		}
@@ -180,6 +187,49 @@ func (w *world) step() error {
 			h.of.synced()
 		}
 		return w.after(h.of, err)
+	}
+}
+
+// otherwise uses a file in a way that is not the usual one.
+func (w *world) otherwise() error {
+	name := w.name()
+	o := w.seen[name]
+	if o == nil || len(o.seen) > 3000 {
+		return nil
+	}
+	switch w.rand.IntN(3) {
+	case 0: // at the end, where the log does not know where that is
+		h, err := w.fs.OpenFile(name, os.O_WRONLY|os.O_APPEND, 0)
+		if err != nil {
+			return err
+		}
+		p := []byte("appended")
+		o.wrote(p, len(o.seen))
+		if _, err = h.Write(p); err == nil {
+			if err = h.Sync(); err == nil {
+				o.synced()
+			}
+		}
+		return errors.Join(w.after(o, err), h.Close())
+	case 1: // from its beginning
+		h, err := w.fs.OpenFile(name, os.O_RDWR|os.O_TRUNC, 0)
+		o.truncated(0)
+		o.wrote([]byte(o.id), 0)
+		if err != nil {
+			return w.after(o, err)
+		}
+		w.open = append(w.open, &handle{h, o})
+		_, err = h.WriteAt([]byte(o.id), 0)
+		return w.after(o, err)
+	default: // by a handle that has written nothing
+		h, err := w.fs.OpenFile(name, os.O_RDONLY, 0)
+		if err != nil {
+			return err
+		}
+		if err = h.Sync(); err == nil {
+			o.synced()
+		}
+		return errors.Join(w.after(o, err), h.Close())
 	}
 }
 
