@@ -145,7 +145,7 @@ func newHistory(t *rapid.T) *history {
 		id := &idHistory{rec: Unknown(fmt.Sprintf("id-%d", i)), outcome: map[[2]int64]State{}}
 		if rapid.Bool().Draw(t, "known at the start") {
 			// An id in use for long, so that the end of the epochs is near.
-			p := Producer{ID: int64(10 + i), Epoch: rapid.SampledFrom([]int16{0, 32760, 32764, 32765, 32766}).Draw(t, "epoch")}
+			p := Producer{ID: int64(10 + i), Epoch: rapid.SampledFrom([]int16{0, 1, 32764, 32765, 32766}).Draw(t, "epoch")}
 			id.rec = emptyAt(p.ID, p.Epoch)
 			id.rec.TxnID = fmt.Sprintf("id-%d", i)
 			id.held = append(id.held, p)
@@ -214,13 +214,13 @@ func (h *history) event(t *rapid.T, id *idHistory) Event {
 	client := TransactionVersion(rapid.SampledFrom([]int8{0, 2}).Draw(t, "client"))
 	switch rapid.IntRange(0, 13).Draw(t, "event") {
 	case 0, 1:
-		ev := Init{Expected: NoProducer, TimeoutMs: 1000, Server: server, NewID: newID, TwoPhase: rapid.IntRange(0, 9).Draw(t, "two-phase") == 0}
+		ev := Init{Expected: NoProducer, TimeoutMs: rapid.SampledFrom([]int32{1000, 1000, 1000, 700, NoTimeout}).Draw(t, "timeout"), Server: server, NewID: newID, TwoPhase: rapid.IntRange(0, 9).Draw(t, "two-phase") == 0}
 		if rapid.Bool().Draw(t, "KIP-360") {
 			ev.Expected = who()
 		}
 		return ev
 	case 2, 3, 4:
-		return Add{Producer: who(), Participants: parts(), Client: client, Limit: rapid.SampledFrom([]int{0, 3}).Draw(t, "limit")}
+		return Add{Producer: who(), Participants: parts(), Client: client, Limit: rapid.SampledFrom([]int{0, 2, 3}).Draw(t, "limit")}
 	case 5:
 		return Verify{Producer: who(), Participants: parts()}
 	case 6, 7, 8:
@@ -228,7 +228,7 @@ func (h *history) event(t *rapid.T, id *idHistory) Event {
 	case 9, 10:
 		return Applied{Producer: rec.Producer, TxnSeq: rec.TxnSeq, Participants: rec.Participants}
 	case 11:
-		ev := Applied{Producer: who(), TxnSeq: rec.TxnSeq, Participants: parts()}
+		ev := Applied{Producer: who(), TxnSeq: rec.TxnSeq + rapid.SampledFrom([]uint64{0, 0, 1}).Draw(t, "ahead"), Participants: parts()}
 		if rapid.Bool().Draw(t, "late") {
 			// Of the transaction before, which under TV1 had the same identity.
 			ev = Applied{Producer: rec.Producer, TxnSeq: rec.TxnSeq - 1, Participants: rec.Participants}

@@ -2,7 +2,7 @@ package txnstate
 
 import (
 	"errors"
-	"fmt"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -31,6 +31,8 @@ type happened struct {
 	client TransactionVersion
 	commit bool
 	next   Producer // in force when it is done
+
+	byServer bool // ended: against the holder
 }
 
 // life is the past since the id last expired.
@@ -176,6 +178,7 @@ func refusal(c Code) told { return told{code: c, grant: NoProducer} }
 
 // ask is what an event is answered, and what happens by it.
 func (m *model) ask(ev Event, ms int64) (told, []happened) {
+	ms = max(ms, 0) // no time is before 1970, where -1 is none
 	cur, st := m.identity(), m.state()
 	switch ev := ev.(type) {
 	case Init:
@@ -225,7 +228,7 @@ func (m *model) ask(ev Event, ms int64) (told, []happened) {
 		return nothing, m.applied(ev, ms)
 	case TimedOut:
 		g, _ := m.latest("granted")
-		if st != Ongoing || g.two || m.begun()+int64(g.timeout) >= ms {
+		if st != Ongoing || g.two || g.timeout == NoTimeout || m.begun()+int64(g.timeout) >= ms {
 			return nothing, nil
 		}
 		return m.abort(ev.Server, ev.NewID, ms)
@@ -357,11 +360,12 @@ func (m *model) abort(server TransactionVersion, newID, ms int64) (told, []happe
 		if !ok {
 			return told{needID: true}, nil
 		}
+		h.byServer = true
 		return nothing, []happened{h}
 	}
 	p := m.identity()
 	p.Epoch = min(p.Epoch, MaxEpoch) + 1
-	return nothing, []happened{{what: "ended", ms: ms, who: p, next: p}}
+	return nothing, []happened{{what: "ended", ms: ms, who: p, next: p, byServer: true}}
 }
 
 func (m *model) applied(ev Applied, ms int64) []happened {
@@ -398,14 +402,31 @@ func (m *model) shows(t *rapid.T, rec Record) {
 		return
 	}
 	g, _ := m.latest("granted")
-	timeout := g.timeout
-	if g.two {
-		timeout = NoTimeout
+	want := Record{
+		TxnID: rec.TxnID, State: m.state(), Producer: m.identity(), PrevID: m.before(), Next: NoProducer, LastEpoch: m.ownEpoch(),
+		TimeoutMs: g.timeout, StartMs: m.begun(), TwoPhase: g.two, Participants: rec.Participants, Version: rec.Version,
 	}
-	got := fmt.Sprint(rec.State, rec.Producer, rec.StartMs, rec.TimeoutMs, rec.TwoPhase, len(rec.Participants))
-	want := fmt.Sprint(m.state(), m.identity(), m.begun(), timeout, g.two, len(m.parts()))
-	if got != want {
-		t.Fatalf("the record shows %s, and what happened is %s", got, want)
+	if g.two {
+		want.TimeoutMs = NoTimeout
+	}
+	last, _ := m.latest("granted", "added", "ended", "done")
+	want.UpdateMs = last.ms
+	if last.what == "ended" && last.next.ID != last.who.ID {
+		want.Next = last.next
+	}
+	switch last, _ := m.latest("added", "ended"); {
+	case last.what == "ended" && !last.own && last.client < TV2:
+		want.ClientVersion = TV1 // a fence of the server
+	default:
+		want.ClientVersion = last.client
+	}
+	for _, h := range m.life() {
+		if h.what == "ended" {
+			want.TxnSeq++
+		}
+	}
+	if !reflect.DeepEqual(rec, want) || len(rec.Participants) != len(m.parts()) {
+		t.Fatalf("the record is\n%#v, and what happened makes it\n%#v with %v", rec, want, m.parts())
 	}
 	for _, p := range rec.Participants {
 		if !m.parts()[p.Wire()] {
@@ -414,7 +435,35 @@ func (m *model) shows(t *rapid.T, rec Record) {
 	}
 }
 
-// Step answers any history of events as a model does that remembers all of it.
+// follows is how a change has to be stored, and what it leads to.
+func (m *model) follows(happens []happened) (Write, Effects) {
+	e := Effects{Fence: NoProducer}
+	if len(happens) == 0 {
+		return WriteNone, e
+	}
+	switch h, was := happens[0], m.identity(); h.what {
+	case "granted":
+		switch {
+		case h.who.Epoch > 0 && h.who != was:
+			e.Fence = h.who
+		case m.known() && h.who.ID != was.ID:
+			e.Fence = Producer{ID: was.ID, Epoch: FenceEpoch}
+		}
+	case "ended":
+		e.Markers = true
+		if h.byServer {
+			e.Fence = h.who
+		}
+	case "applied", "done":
+		return WriteLater, e
+	case "expired":
+		return WriteDelete, e
+	}
+	return WriteDurable, e
+}
+
+// Step answers any history of events as a model does that remembers all of it, and
+// keeps in the record what the model makes of it, to the last field.
 func TestStepIsTheModel(t *testing.T) {
 	answers := map[string]int{}
 	rapid.Check(t, func(t *rapid.T) {
@@ -428,11 +477,21 @@ func TestStepIsTheModel(t *testing.T) {
 			}
 			models[id] = m
 		}
-		for range 120 {
+		for range 240 {
 			h.now += rapid.SampledFrom([]int64{0, 1, 600, -300}).Draw(t, "clock")
 			id := h.ids[rapid.IntRange(0, len(h.ids)-1).Draw(t, "id")]
 			m := models[id]
 			ev := h.event(t, id)
+			switch ev := ev.(type) { // at the very moment as often as not
+			case TimedOut:
+				if g, _ := m.latest("granted"); m.state() == Ongoing && rapid.Bool().Draw(t, "at the deadline") {
+					h.now = m.begun() + int64(g.timeout) + rapid.Int64Range(-1, 1).Draw(t, "off by")
+				}
+			case Expire:
+				if last, ok := m.latest("granted", "added", "ended", "done"); ok && rapid.Bool().Draw(t, "at the deadline") {
+					h.now = last.ms + ev.AfterMs + rapid.Int64Range(-1, 1).Draw(t, "off by")
+				}
+			}
 			want, happens := m.ask(ev, h.now)
 			d, err := Step(id.rec, ev, at(h.now))
 			if errors.Is(err, ErrNeedProducerID) != want.needID {
@@ -454,8 +513,12 @@ func TestStepIsTheModel(t *testing.T) {
 			if err == nil && (d.Grant != want.grant || !slices.Equal(d.Missing, want.missing)) {
 				t.Fatalf("%#v on %+v is answered %s %v, and should be %s %v", ev, id.rec, d.Grant, d.Missing, want.grant, want.missing)
 			}
-			if changes := d.Write != WriteNone; changes != (len(happens) > 0) {
-				t.Fatalf("%#v on %+v is to be stored: %v, and it changes %v", ev, id.rec, d.Write, happens)
+			if err == nil || d.Refusal != nil {
+				if w, e := m.follows(happens); d.Write != w || d.Effects != e {
+					t.Fatalf("%#v on %+v is stored in way %d and leads to %+v, and should in way %d to %+v, since it changes %+v", ev, id.rec, d.Write, d.Effects, w, e, happens)
+				}
+			} else if d.Write != WriteNone || len(happens) > 0 {
+				t.Fatalf("%#v on %+v is refused and to be stored: %v, %+v", ev, id.rec, d.Write, happens)
 			}
 			answers[ev.Name()+" "+want.code.String()]++
 			if rapid.IntRange(0, 9).Draw(t, "store fails") == 0 {
