@@ -120,6 +120,37 @@ func TestNothingIsAnsweredBeforeItsSync(t *testing.T) {
 	})
 }
 
+// A Flush waits for the Later writes that are on their way with somebody else's.
+func TestAFlushWaitsForWhatIsBeingWritten(t *testing.T) {
+	inBubble(t, func(t *testing.T, fsys *crashfs.FS, s *journal.Store) {
+		ctx := t.Context()
+		release := fsys.HoldSyncs()
+		v, err := s.Swap(ctx, idle("later"), txnstate.Later)
+		require.NoError(t, err)
+		swap := beside(func() error { _, err := s.Swap(ctx, idle("durable"), txnstate.Durable); return err })
+		synctest.Wait()
+		flush := beside(func() error { return s.Flush(ctx) })
+		synctest.Wait()
+		for _, a := range []*answer{swap, flush} {
+			done, _ := a.get()
+			require.False(t, done)
+		}
+		release()
+		synctest.Wait()
+		for _, a := range []*answer{swap, flush} {
+			done, err := a.get()
+			require.True(t, done)
+			require.NoError(t, err)
+		}
+		after, err := journal.Open(journal.Config{Dir: dir, FS: fsys.Image(0)})
+		require.NoError(t, err)
+		r, err := after.Load(ctx, "later")
+		require.NoError(t, err)
+		require.Equal(t, v, r.Version)
+		require.NoError(t, after.Close())
+	})
+}
+
 // A caller that goes is told that nobody knows. Its write goes on, and no Load
 // answers without it from then on.
 func TestACallerThatStopsWaitingIsUnsure(t *testing.T) {

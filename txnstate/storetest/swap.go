@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 
 	"github.com/kafkatxn/kafkatxn/txnstate"
 )
+
+const nowCase = "a swap that must not wait compares versions as every other does"
 
 var swapCases = []testCase{
 	{
@@ -85,6 +88,42 @@ var swapCases = []testCase{
 					wantMissing(t, s, "missing")
 				}
 			}
+		},
+	},
+	{
+		name:   nowCase,
+		clause: "SwapNow is Swap with Later",
+		run: func(t testing.TB, h Harness) {
+			s := h.Open(t)
+			now, ok := s.(txnstate.LaterNow)
+			if !ok {
+				return
+			}
+			first := mustSwap(t, s, sample("id", 1), txnstate.Durable)
+			r := at(sample("id", 2), first)
+			r.Version = mustSwap(t, s, r, txnstate.Durable)
+			for _, wrong := range []txnstate.Version{0, first, r.Version + 1, ^txnstate.Version(0)} {
+				if v, ok := now.SwapNow(at(sample("id", 3), wrong)); ok {
+					t.Errorf("SwapNow from version %d, and the present one is %d, = %d, true", wrong, r.Version, v)
+				}
+				wantRecord(t, s, r)
+			}
+			if v, ok := now.SwapNow(at(sample("missing", 3), 7)); ok {
+				t.Errorf("SwapNow of a missing id from version 7 = %d, true", v)
+			}
+			wantMissing(t, s, "missing")
+			// It may leave the matter to Swap, but not do one thing and say another.
+			next := at(sample("id", 4), r.Version)
+			if v, ok := now.SwapNow(next); ok {
+				if v == r.Version || v == 0 {
+					t.Errorf("SwapNow from version %d = %d", r.Version, v)
+				}
+				next.Participants = slices.Clone(next.Participants)
+				r = at(next, v)
+			} else if got := mustLoad(t, s, "id"); got.Version != r.Version {
+				r = at(next, got.Version)
+			}
+			wantRecord(t, s, r)
 		},
 	},
 	{

@@ -81,6 +81,8 @@ const (
 	flawLazyFlush     flaw = "Flush does nothing"
 	flawStaleCache    flaw = "Load believes its cache"
 	flawComesBack     flaw = "a Later write that was overtaken comes back"
+	flawBlindNow      flaw = "SwapNow does not compare versions"
+	flawBoastfulNow   flaw = "SwapNow says that it has done what it has not"
 )
 
 func newHandle(d *disk) *handle {
@@ -169,6 +171,18 @@ func (h *handle) stall(id string) {
 		close(st.hung)
 		<-st.release
 	}
+}
+
+func (h *handle) SwapNow(next txnstate.Record) (txnstate.Version, bool) {
+	switch {
+	case h.d.has(flawBlindNow):
+		r, _ := h.Load(context.Background(), next.TxnID)
+		next.Version = r.Version
+	case h.d.has(flawBoastfulNow):
+		return next.Version + 1, true
+	}
+	v, err := h.Swap(context.Background(), next, txnstate.Later)
+	return v, err == nil
 }
 
 func (h *handle) Swap(ctx context.Context, next txnstate.Record, d txnstate.Durability) (txnstate.Version, error) {
@@ -494,14 +508,14 @@ func TestTheSuiteCatchesWrongStores(t *testing.T) {
 		may   []string
 	}{
 		{flawInvents, []string{"an id that was never stored is not found"}, append([]string{
-			missingSwapCase, "a deleted record is gone and can be made anew", "a delete of a missing id is refused", oddIDsCase,
+			missingSwapCase, nowCase, "a deleted record is gone and can be made anew", "a delete of a missing id is refused", oddIDsCase,
 			"what was deleted stays deleted after reopening", laterCase, "a Durable write survives a crash", finePeersCase,
 			"a context that is done does not leave a write half done",
 		}, races...)},
 		{flawStaleReturn, []string{"a swap from the present version replaces the record"}, nil}, // and all that swap twice
 		{flawBlind, []string{conflictCase}, nil},                                                // and whatever else rests on it
-		{flawOverwrites, []string{conflictCase, "of racing creators one succeeds"}, append([]string{laterCase, "a version that another handle has replaced is a conflict"}, races...)},
-		{flawResurrects, []string{missingSwapCase}, append([]string{versionsCase, finePeersCase}, histories...)},
+		{flawOverwrites, []string{conflictCase, "of racing creators one succeeds"}, append([]string{laterCase, nowCase, "a version that another handle has replaced is a conflict"}, races...)},
+		{flawResurrects, []string{missingSwapCase}, append([]string{nowCase, versionsCase, finePeersCase}, histories...)},
 		{flawConflictWrite, []string{conflictCase}, nil},
 		{flawCheckThenAct, []string{"of racing creators one succeeds", "of racing swaps from one version one succeeds"}, races},
 		{flawBlindDelete, []string{"a delete at another version removes nothing"}, append([]string{versionsCase, "a version that another handle has replaced is a conflict"}, histories...)},
@@ -522,9 +536,11 @@ func TestTheSuiteCatchesWrongStores(t *testing.T) {
 		{flawUndeletes, []string{"what was deleted stays deleted after reopening"}, []string{reversionsCase, oddIDsCase}},
 		{flawRestartsCount, []string{reversionsCase}, nil},
 		{flawLaterHidden, []string{laterCase}, []string{
-			everyFieldCase, oddIDsCase, versionsCase, "a record passed in stays the caller's", "a record returned is the caller's to change",
+			everyFieldCase, oddIDsCase, versionsCase, nowCase, "a record passed in stays the caller's", "a record returned is the caller's to change",
 			"participants come and go", "a Later write causes no sync of its own", "of racing creators one succeeds", "of racing swaps from one version one succeeds",
 		}},
+		{flawBlindNow, []string{nowCase}, nil},
+		{flawBoastfulNow, []string{nowCase}, nil},
 		{flawLaterSyncs, []string{"a Later write causes no sync of its own"}, nil},
 		{flawNotDurable, []string{"a Durable write survives a crash", "a Later write becomes durable with the next Durable write of its slot"}, append([]string{
 			"what a crash takes of Later writes is the end of their order", finePeersCase, "a version that another handle has replaced is a conflict",
