@@ -302,7 +302,11 @@ func (s *scene) settle(during []*reader) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	w, d := s.w, s.w.dice("audit")
-	time.Sleep(100 * time.Second)
+	rest := 100 * time.Second
+	if s.loseGroup != "" {
+		rest = 60 * time.Second // what looks at a volume all the time costs some
+	}
+	time.Sleep(rest)
 	lasting := func(topic string) bool { return !slices.Contains(s.loose, topic) || s.m.deleted[topic] == 0 }
 
 	before := w.messages

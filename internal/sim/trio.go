@@ -43,8 +43,31 @@ type member struct {
 	dead atomic.Bool
 	// fails: its operations on the volume end in errors, done or not.
 	fails atomic.Bool
+	trap  atomic.Pointer[trap]
+	lag   atomic.Pointer[lag]
 
 	backlog *backlog
+}
+
+// trap is something that happens when a broker comes to an operation.
+type trap struct {
+	op    fsx.Op
+	after bool // it was performed
+	left  atomic.Int32
+	do    func()
+}
+
+// meets is called at an operation.
+func (p *member) meets(op fsx.Op, after bool) {
+	if t := p.trap.Load(); t != nil && t.op == op && t.after == after && t.left.Add(-1) == 0 {
+		t.do()
+	}
+}
+
+// lag makes one kind of operation slow.
+type lag struct {
+	op   fsx.Op
+	most time.Duration
 }
 
 var errVolume = errors.New("sim: the volume can't be reached")
@@ -128,7 +151,14 @@ func (p *member) before(op fsx.Op, _ string) error {
 	if !p.c.w.calm.Load() && p.d.chance(late) {
 		d += p.d.skewed(p.c.slow)
 	}
+	if l := p.lag.Load(); l != nil && l.op == op && p.d.chance(0.3) {
+		d += p.d.between(0, l.most)
+	}
 	if err := p.hold(d); err != nil {
+		return err
+	}
+	p.meets(op, false)
+	if err := p.pass(); err != nil {
 		return err
 	}
 	if p.fails.Load() && p.d.chance(0.7) {
@@ -147,6 +177,7 @@ func (p *member) after(op fsx.Op, _ string, err error) error {
 			return err
 		}
 	}
+	p.meets(op, true)
 	if e := p.pass(); e != nil {
 		return e
 	}
@@ -217,7 +248,7 @@ func (c *trio) run(p *member) {
 	if !again {
 		return
 	}
-	if c.w.calm.Load() {
+	if _, crashed := p.disk.Crashed(); !crashed && c.w.calm.Load() {
 		c.w.fail("I12", "%s ends by itself: %v", p.name, err)
 	}
 	time.Sleep(p.d.between(500*time.Millisecond, 3*time.Second))
@@ -324,6 +355,8 @@ func (c *trio) heal() {
 	for i := range c.now {
 		if p := c.up(i); p != nil {
 			p.fails.Store(false)
+			p.lag.Store(nil)
+			p.trap.Store(nil)
 			p.resume()
 		}
 		wg.Go(func() { c.start(i) })
@@ -343,15 +376,21 @@ func (c *trio) stop() {
 
 func (c *trio) check() {}
 
-// request has some broker answer a request of an administrator.
-func (c *trio) request(d *dice, req kmsg.Request) (kmsg.Response, bool) {
-	for range 5 {
+// request has some broker answer a request of an administrator, who tries again
+// where that fails.
+func (c *trio) request(d *dice, req kmsg.Request, of func(kmsg.Response) int16) (kmsg.Response, bool) {
+	for range 30 {
 		i := d.n(c.nodes())
 		resp, err := c.handle(i, req)
-		if err == nil {
-			return resp, true
+		if err != nil {
+			c.w.log("admin", "%T at broker %d: %v", req, i, err)
+		} else {
+			e := of(resp)
+			c.w.log("admin", "%T at broker %d: %s", req, i, code(e))
+			if _, again := judgeCode(e); !again || e == int16(txnstate.CodeUnknownTopicOrPartition) {
+				return resp, true
+			}
 		}
-		c.w.log("admin", "%T at broker %d: %v", req, i, err)
 		time.Sleep(d.between(100*time.Millisecond, time.Second))
 	}
 	return nil, false
@@ -362,8 +401,8 @@ func (c *trio) deleteGroup(d *dice, group string) {
 	for range 5 {
 		find := kmsg.NewPtrFindCoordinatorRequest()
 		find.Version, find.CoordinatorKey = 3, group
-		at, ok := c.request(d, find)
-		if !ok || at.(*kmsg.FindCoordinatorResponse).ErrorCode != 0 {
+		at, ok := c.request(d, find, func(r kmsg.Response) int16 { return r.(*kmsg.FindCoordinatorResponse).ErrorCode })
+		if !ok {
 			continue
 		}
 		req := kmsg.NewPtrDeleteGroupsRequest()
@@ -407,9 +446,217 @@ func (s *scene) buildTrio(d *dice) {
 	s.trioFaults(c, s.w.dice("faults"))
 }
 
+// faults of a trio are drawn for the run as a whole: how many there are of each kind.
 func (s *scene) trioFaults(c *trio, d *dice) {
 	add := func(name string, do func()) {
 		s.faults = append(s.faults, fault{d.between(time.Second, s.length), name, do})
 	}
-	_ = add
+	level := 1 + d.n(3)
+	c.lan.ends, c.lan.refused = rate(d, 0.4), rate(d, 0.2)
+	for range d.n(3 * level) {
+		i, down, power := d.n(3), d.skewed(20*time.Second), d.chance(0.3)
+		add(fmt.Sprintf("broker %d dies (power=%t) for %s", i, power, down), func() {
+			c.kill(i, power)
+			time.Sleep(down)
+			c.start(i)
+		})
+	}
+	for range d.n(2 * level) {
+		i, down := d.n(3), d.skewed(20*time.Second)
+		add(fmt.Sprintf("broker %d is told to stop, for %s", i, down), func() {
+			c.resign(i)
+			time.Sleep(down)
+			c.start(i)
+		})
+	}
+	for range d.n(2 * level) {
+		i, stop := d.n(3), d.skewed(40*time.Second)
+		if d.chance(0.5) { // about as long as it takes to be missed
+			stop = d.between(c.cfg.Lease/2, 2*c.cfg.Lease)
+		}
+		add(fmt.Sprintf("broker %d is stopped for %s", i, stop), func() {
+			p := c.up(i)
+			if p == nil || c.w.calm.Load() {
+				return
+			}
+			p.pause()
+			time.Sleep(stop)
+			c.w.log(p.name, "goes on")
+			p.resume()
+		})
+	}
+	ops := []fsx.Op{fsx.OpReadDir, fsx.OpOpenFile, fsx.OpLink, fsx.OpRename, fsx.OpWriteAt, fsx.OpSync, fsx.OpSyncDir, fsx.OpReadFile}
+	for range d.n(6 * level) {
+		i, k, op, after, stop, kill := d.n(3), 1+d.n(8), ops[d.n(len(ops))], d.chance(0.5), d.skewed(20*time.Second), d.chance(0.3)
+		if d.chance(0.5) {
+			stop = d.between(c.cfg.Lease, 3*c.cfg.Lease)
+		}
+		what := "is stopped"
+		if kill {
+			what = "dies"
+		}
+		when := "before"
+		if after {
+			when = "after"
+		}
+		add(fmt.Sprintf("broker %d %s %s its operation %q, the %dth from now, for %s", i, what, when, op, k, stop), func() {
+			p := c.up(i)
+			if p == nil || c.w.calm.Load() {
+				return
+			}
+			met := make(chan struct{})
+			t := &trap{op: op, after: after, do: func() {
+				if !c.w.calm.Load() {
+					p.pause()
+				}
+				close(met)
+			}}
+			t.left.Store(int32(k))
+			p.trap.Store(t)
+			wait := time.NewTimer(10 * time.Second)
+			defer wait.Stop()
+			select {
+			case <-met:
+			case <-wait.C:
+				p.trap.CompareAndSwap(t, nil)
+				return
+			case <-p.ended:
+				return
+			}
+			c.w.log(p.name, "%s %s %s", what, when, op)
+			if kill {
+				c.kill(i, k%2 == 0)
+			}
+			time.Sleep(stop)
+			if kill {
+				c.start(i)
+			}
+			p.resume()
+		})
+	}
+	for range d.n(2 * level) {
+		i, op, most, length := d.n(3), ops[d.n(len(ops))], d.skewed(2*c.cfg.Lease), d.between(time.Second, 10*time.Second)
+		add(fmt.Sprintf("for broker %d operations %q take up to %s, for %s", i, op, most, length), func() {
+			p := c.up(i)
+			if p == nil || c.w.calm.Load() {
+				return
+			}
+			p.lag.Store(&lag{op, most})
+			time.Sleep(length)
+			p.lag.Store(nil)
+		})
+	}
+	for range d.n(3 * level) {
+		i, length, both := d.n(3), d.skewed(30*time.Second), d.chance(0.5)
+		j := (i + 1 + d.n(2)) % 3
+		add(fmt.Sprintf("nothing gets from broker %d to %d (and back=%t) for %s", i, j, both, length), func() {
+			c.lan.sever(i, j)
+			if both {
+				c.lan.sever(j, i)
+			}
+			time.Sleep(length)
+			c.lan.mend(i, j)
+			c.lan.mend(j, i)
+		})
+	}
+	for range d.n(2 * level) {
+		i := d.n(3)
+		j := (i + 1 + d.n(2)) % 3
+		add(fmt.Sprintf("connections of brokers %d and %d end", i, j), func() { c.lan.reset(i, j) })
+	}
+	for range d.n(2) {
+		soon, image, again := d.n(60), uint64(d.n(1<<30)), d.n(300)
+		if d.chance(0.3) {
+			image = uint64(d.n(3))
+		}
+		var downs [3]time.Duration
+		for i := range downs {
+			downs[i] = d.skewed(10 * time.Second)
+		}
+		add(fmt.Sprintf("the power of all fails %d operations later", soon), func() {
+			disk := c.volume()
+			disk.CrashAt(disk.Ops() + soon)
+			for range 200 {
+				if _, crashed := disk.Crashed(); crashed {
+					break
+				}
+				time.Sleep(5 * time.Millisecond)
+			}
+			c.blackout(image)
+			restart := func() {
+				var wg sync.WaitGroup
+				for i, down := range downs {
+					wg.Go(func() {
+						time.Sleep(down)
+						c.start(i)
+					})
+				}
+				wg.Wait()
+			}
+			if again%3 == 0 && !c.w.calm.Load() { // and once more, while they start
+				disk := c.volume()
+				disk.CrashAt(again)
+				restart()
+				if _, crashed := disk.Crashed(); crashed {
+					c.blackout(image + 7)
+				} else {
+					disk.CrashAt(-1)
+				}
+			}
+			restart()
+		})
+	}
+	for range d.n(2 * level) {
+		k := d.n(60)
+		add(fmt.Sprintf("a sync fails, %d from now", k), func() { c.volume().FailSync(k) })
+	}
+	for range d.n(2) {
+		room, length := d.n(3000), d.skewed(10*time.Second)
+		add(fmt.Sprintf("the volume has room for %d bytes, for %s", room, length), func() {
+			disk := c.volume()
+			disk.Full(int64(room))
+			time.Sleep(length)
+			disk.Full(-1)
+		})
+	}
+	for range d.n(2 * level) {
+		i, length := d.n(3), d.skewed(15*time.Second)
+		add(fmt.Sprintf("the volume fails for broker %d, for %s", i, length), func() {
+			p := c.up(i)
+			if p == nil || c.w.calm.Load() {
+				return
+			}
+			p.fails.Store(true)
+			time.Sleep(length)
+			p.fails.Store(false)
+		})
+	}
+	for range d.n(3) {
+		i, by := d.n(3), d.between(-20*time.Second, 20*time.Second)
+		add(fmt.Sprintf("the clock of broker %d jumps by %s", i, by), func() {
+			c.mu.Lock()
+			c.clocks[i].ahead += by
+			c.mu.Unlock()
+		})
+	}
+	admin := s.w.dice("admin")
+	for range d.n(3) {
+		back := d.skewed(10 * time.Second)
+		add(fmt.Sprintf("topic tmp is deleted, and there again after %s", back), func() {
+			s.m.deletes("tmp")
+			del := kmsg.NewPtrDeleteTopicsRequest()
+			del.Version, del.TopicNames, del.TimeoutMillis = 5, []string{"tmp"}, 5000
+			c.request(admin, del, func(r kmsg.Response) int16 { return r.(*kmsg.DeleteTopicsResponse).Topics[0].ErrorCode })
+			time.Sleep(back)
+			req := kmsg.NewPtrCreateTopicsRequest()
+			req.Version, req.TimeoutMillis = 5, 5000
+			t := kmsg.NewCreateTopicsRequestTopic()
+			t.Topic, t.NumPartitions, t.ReplicationFactor = "tmp", 1, 1
+			req.Topics = append(req.Topics, t)
+			c.request(admin, req, func(r kmsg.Response) int16 { return r.(*kmsg.CreateTopicsResponse).Topics[0].ErrorCode })
+		})
+	}
+	for range d.n(2 * level) {
+		add("group "+doomed+" is deleted", func() { c.deleteGroup(admin, doomed) })
+	}
 }
