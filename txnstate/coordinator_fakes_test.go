@@ -14,7 +14,8 @@ import (
 	"github.com/kafkatxn/kafkatxn/txnstate"
 )
 
-// scriptStore keeps records in memory and does to each call what the test says.
+// scriptStore keeps records in memory and does to each call what the test says. A
+// call whose context is over does nothing.
 // Its lock is not held while a hook of the test runs.
 type scriptStore struct {
 	mu   sync.Mutex
@@ -51,11 +52,14 @@ func (s *scriptStore) get(id string) txnstate.Record {
 	return s.recs[id].Clone()
 }
 
-func (s *scriptStore) Load(_ context.Context, id string) (txnstate.Record, error) {
+func (s *scriptStore) Load(ctx context.Context, id string) (txnstate.Record, error) {
 	if s.onLoad != nil {
 		if err := s.onLoad(id); err != nil {
 			return txnstate.Record{}, err
 		}
+	}
+	if err := ctx.Err(); err != nil {
+		return txnstate.Record{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -66,10 +70,13 @@ func (s *scriptStore) Load(_ context.Context, id string) (txnstate.Record, error
 	return r.Clone(), nil
 }
 
-func (s *scriptStore) Swap(_ context.Context, r txnstate.Record, d txnstate.Durability) (txnstate.Version, error) {
+func (s *scriptStore) Swap(ctx context.Context, r txnstate.Record, d txnstate.Durability) (txnstate.Version, error) {
 	var before, after error
 	if s.onSwap != nil {
 		before, after = s.onSwap(r, d)
+	}
+	if err := ctx.Err(); err != nil && before == nil {
+		before = fmt.Errorf("%w: %w", txnstate.ErrUncertain, err)
 	}
 	if before != nil {
 		return 0, before
@@ -83,7 +90,10 @@ func (s *scriptStore) Swap(_ context.Context, r txnstate.Record, d txnstate.Dura
 	return s.put(r), after
 }
 
-func (s *scriptStore) Delete(_ context.Context, id string, v txnstate.Version) error {
+func (s *scriptStore) Delete(ctx context.Context, id string, v txnstate.Version) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("%w: %w", txnstate.ErrUncertain, err)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if r, ok := s.recs[id]; !ok || r.Version != v {

@@ -57,10 +57,25 @@ func TestALostSlotIsNotWrittenTo(t *testing.T) {
 
 type flushed struct {
 	*scriptStore
-	n atomic.Int32
+	n    atomic.Int32 // flushes, those that failed among them
+	over atomic.Int32 // those whose context was over
+	down atomic.Bool
 }
 
-func (f *flushed) Flush(context.Context) error { f.n.Add(1); return nil }
+func (f *flushed) Flush(ctx context.Context) error {
+	f.n.Add(1)
+	if ctx.Err() != nil {
+		f.over.Add(1)
+	}
+	if f.down.Load() {
+		return errors.New("the disk is away")
+	}
+	return ctx.Err()
+}
+
+func (f *flushed) Swap(ctx context.Context, r txnstate.Record, d txnstate.Durability) (txnstate.Version, error) {
+	return f.scriptStore.Swap(context.WithoutCancel(ctx), r, d) // it finishes what it has begun
+}
 
 // A completion that nothing else makes durable is flushed soon, and only then.
 func TestCompletionsAreFlushed(t *testing.T) {
@@ -77,6 +92,43 @@ func TestCompletionsAreFlushed(t *testing.T) {
 		require.EqualValues(t, 1, s.n.Load())
 		time.Sleep(10 * time.Second)
 		require.EqualValues(t, 1, s.n.Load())
+	})
+}
+
+// A flush that failed is made again. Run ends with one behind all that was under
+// way, by a context that is not over.
+func TestWhatIsNotFlushedIsFlushedWhenRunEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &flushed{scriptStore: newScriptStore()}
+		s.down.Store(true)
+		h := &held{}
+		c, err := txnstate.New(txnstate.Config{Store: s, ProducerIDs: &counter{}, Dispatcher: h, FlushEvery: time.Second, EndWait: txnstate.AnswerAtDecision})
+		require.NoError(t, err)
+		stop := run(t, c)
+		for _, id := range []string{"a", "b"} {
+			p := initID(t, c, id)
+			require.NoError(t, add(c, id, p, txnstate.TV0, tp0))
+			_, err := c.End(bg, id, txnstate.End{Producer: p, Commit: true})
+			require.NoError(t, err)
+		}
+		h.outcomes()[0].applied([]txnstate.Participant{tp0})
+		time.Sleep(3500 * time.Millisecond)
+		require.EqualValues(t, 3, s.n.Load(), "each second until it works")
+		s.down.Store(false)
+		time.Sleep(3 * time.Second)
+		require.EqualValues(t, 4, s.n.Load())
+
+		s.onSwap = func(txnstate.Record, txnstate.Durability) (before, after error) {
+			go stop()
+			time.Sleep(time.Minute) // Run waits for it
+			require.EqualValues(t, 4, s.n.Load(), "flushed before what is under way is stored")
+			return nil, nil
+		}
+		h.outcomes()[1].applied([]txnstate.Participant{tp0})
+		time.Sleep(2 * time.Minute)
+		require.Equal(t, txnstate.CompleteCommit, s.get("b").State)
+		require.EqualValues(t, 5, s.n.Load())
+		require.Zero(t, s.over.Load(), "a flush by a context that was over flushes nothing")
 	})
 }
 

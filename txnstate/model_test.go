@@ -466,7 +466,7 @@ func (m *model) follows(happens []happened) (Write, Effects) {
 // keeps in the record what the model makes of it, to the last field.
 func TestStepIsTheModel(t *testing.T) {
 	answers := map[string]int{}
-	rapid.Check(t, func(t *rapid.T) {
+	everywhere(t, answers, func(t *rapid.T) {
 		h := newHistory(t)
 		h.host = true
 		models := map[*idHistory]*model{}
@@ -533,16 +533,8 @@ func TestStepIsTheModel(t *testing.T) {
 			}
 			m.shows(t, id.rec)
 		}
-	})
-	if testing.Short() {
-		return
-	}
-	for _, want := range []string{
+	},
 		"a producer id is needed", "Init NONE", "Init PRODUCER_FENCED", "Init CONCURRENT_TRANSACTIONS", "Init UNKNOWN_SERVER_ERROR", "Add NONE", "Add POLICY_VIOLATION",
 		"Add PRODUCER_FENCED", "Add INVALID_PRODUCER_ID_MAPPING", "Verify NONE", "End NONE", "End INVALID_TXN_STATE", "End PRODUCER_FENCED", "ForceAbort INVALID_TXN_STATE", "Expire NONE",
-	} {
-		if answers[want] == 0 {
-			t.Errorf("never answered: %s", want)
-		}
-	}
+	)
 }
