@@ -32,7 +32,9 @@ type completions struct {
 }
 
 // begin is the completion of a decided record: the one under way, or a new one.
-// again tells a decision that was found from one that was just made.
+// again tells a decision that was found from one that was just made. Where a newer
+// ownership has begun one, that stays, and who asks for an older one, in a load
+// that took its time, gets one that is over.
 func (cs *completions) begin(rec Record, epoch int32, again bool) *completion {
 	s := &cs.shards[hash32(rec.TxnID)%uint32(len(cs.shards))]
 	s.mu.Lock()
@@ -41,11 +43,15 @@ func (cs *completions) begin(rec Record, epoch int32, again bool) *completion {
 	if old != nil && old.outcome.TxnSeq == rec.TxnSeq && old.outcome.Producer == rec.Producer && old.outcome.CoordinatorEpoch == epoch {
 		return old
 	}
-	if old != nil {
-		old.end()
-	}
 	c := &completion{slot: Slot(rec.TxnID), rec: rec, outcome: rec.Outcome(epoch), done: make(chan struct{}), rest: rec.Participants}
 	c.outcome.Again = again
+	switch {
+	case old != nil && old.outcome.CoordinatorEpoch > epoch:
+		c.end()
+		return c
+	case old != nil:
+		old.end()
+	}
 	if s.m == nil {
 		s.m = map[string]*completion{}
 	}
@@ -129,7 +135,7 @@ func (c *Coordinator) heal(rec Record, epoch int32) *completion {
 // dispatch hands a completion over for delivery, once.
 func (c *Coordinator) dispatch(comp *completion) {
 	comp.mu.Lock()
-	again := comp.dispatched
+	again := comp.dispatched || comp.over
 	comp.dispatched = true
 	comp.mu.Unlock()
 	if again {

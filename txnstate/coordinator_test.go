@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -609,6 +610,48 @@ func TestACompletionThatBeginsAfterItsSlotWasLostIsLetGo_F15(t *testing.T) {
 		require.NoError(t, <-answer, "the decision is stored, and was while the slot was owned")
 		require.Equal(t, txnstate.PrepareCommit, s.get("a").State)
 		require.Contains(t, h.cancelled, fmt.Sprintf("%d@3", txnstate.Slot("a")))
+	})
+}
+
+// slowLoad is a store whose first visit of a slot takes its time.
+type slowLoad struct {
+	*scriptStore
+	on     chan struct{}
+	visits int
+}
+
+func (s *slowLoad) Slot(ctx context.Context, slot int) iter.Seq2[txnstate.Record, error] {
+	s.visits++
+	all := s.scriptStore.Slot(ctx, slot)
+	if s.visits > 1 {
+		return all
+	}
+	return func(yield func(txnstate.Record, error) bool) {
+		<-s.on
+		all(yield)
+	}
+}
+
+// The slot is lost and ours again while the first load goes on. What that one finds
+// is the new ownership's business: its completion goes on to the end. (I12)
+func TestALoadOfAnOwnershipThatIsOverEndsNoCompletion_F02(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := notices{acquired: make(chan func(yes, no func(int, int32)))}
+		slot := txnstate.Slot("a")
+		s := &slowLoad{scriptStore: newScriptStore(prepared("a", txnstate.Producer{ID: 7}, tp0)), on: make(chan struct{})}
+		h := &held{}
+		start(t, txnstate.Config{Store: s, Dispatcher: h, Ownership: n})
+		for epoch := range int32(2) {
+			n.acquired <- func(yes, _ func(int, int32)) { yes(slot, epoch) }
+			synctest.Wait()
+		}
+		require.Len(t, h.outcomes(), 1)
+		close(s.on)
+		synctest.Wait()
+		require.Len(t, h.outcomes(), 1)
+		h.outcomes()[0].applied([]txnstate.Participant{tp0})
+		synctest.Wait()
+		require.Equal(t, txnstate.CompleteCommit, s.get("a").State)
 	})
 }
 
