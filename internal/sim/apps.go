@@ -17,7 +17,7 @@ type app struct {
 	v2        bool   // protocol 2; mixed: either
 	mixed     bool
 	d         *dice
-	until     time.Time
+	until     time.Time // some are not used to the end: nobody heals what they leave
 	wg        sync.WaitGroup
 }
 
@@ -64,9 +64,12 @@ func (a *app) process(ctx context.Context, i *instance) {
 		}
 		sleep(ctx, i.d.skewed(time.Second))
 	}
-	if i.d.chance(0.3) { // what begins is left open
+	if i.d.chance(0.6) { // the last one is left open, or nobody hears how it ends
 		t := a.kit.m.begin(i, false)
-		_, _ = a.fill(ctx, i, t)
+		v, _ := a.fill(ctx, i, t)
+		if v == ok && i.d.chance(0.6) {
+			i.endAndLeave(ctx, t, i.d.chance(0.7))
+		}
 	}
 }
 
@@ -74,13 +77,13 @@ func (a *app) process(ctx context.Context, i *instance) {
 func (a *app) fill(ctx context.Context, i *instance, t *txn) (v verdict, empty bool) {
 	var ps []tp
 	for range 1 + i.d.n(3) {
-		p := a.kit.topics[i.d.n(len(a.kit.topics))]
-		ps = append(ps, p)
+		ps = append(ps, a.kit.pick(i.d))
 	}
 	offsets := a.group != "" && i.d.chance(0.5)
 	if offsets && i.d.chance(0.15) {
 		ps = nil // nothing but a position
 	}
+	begun := time.Now()
 	early := i.d.chance(0.5)
 	if offsets && early {
 		if v := i.stage(ctx, t, a.group, a.partition); v != ok {
@@ -98,9 +101,15 @@ func (a *app) fill(ctx context.Context, i *instance, t *txn) (v verdict, empty b
 				return v, false
 			}
 		}
-		if i.d.chance(0.1) {
+		if i.d.chance(0.08) {
 			sleep(ctx, i.d.between(100*time.Millisecond, 14*time.Second)) // beyond the timeout, at times
 		}
+		if i.d.chance(0.03) && i.timeout < 20*time.Second { // and as long as it
+			sleep(ctx, i.timeout-time.Since(begun)+i.d.between(-time.Second, 2500*time.Millisecond))
+		}
+	}
+	if !i.v2 && i.kit.m.isOpen(t) && i.d.chance(0.03) { // the one before is complete
+		i.forget(ctx, t, a.kit.pick(i.d))
 	}
 	if offsets && !early {
 		if v := i.stage(ctx, t, a.group, a.partition); v != ok {
@@ -129,7 +138,10 @@ func (a *app) transaction(ctx context.Context, i *instance) bool {
 	if v == fatal && i.d.chance(0.7) {
 		return false
 	}
-	if i.d.chance(0.06) { // the process hangs for a while, and comes back as if nothing had been
+	if len(t.recs) > 0 && v == ok && i.d.chance(0.05) {
+		return a.abortMidway(ctx, i, t)
+	}
+	if i.d.chance(0.05) { // the process hangs for a while, and comes back as if nothing had been
 		a.kit.w.log(i.name, "hangs")
 		if !sleep(ctx, i.d.between(time.Second, 60*time.Second)) {
 			return false
@@ -138,17 +150,63 @@ func (a *app) transaction(ctx context.Context, i *instance) bool {
 	commit := v == ok && i.d.chance(0.75)
 	v = i.end(ctx, t, commit)
 	if v == abortable && commit {
+		commit = false
 		v = i.end(ctx, t, false)
 	}
 	switch v {
 	case ok:
 		return true
 	case fatal:
+		if i.d.chance(0.3) { // and some don't notice
+			sleep(ctx, i.d.skewed(20*time.Second))
+			i.resend(ctx, t, commit)
+			return false
+		}
 		// Some don't give up: they ask for a newer epoch of their identity.
 		return i.d.chance(0.3) && i.init(ctx) == ok
 	}
 	// Nobody knows how it ended.
 	return i.d.chance(0.5) && i.init(ctx) == ok
+}
+
+// abortMidway aborts while a batch is on its way, which is one of the transaction
+// or comes too late.
+func (a *app) abortMidway(ctx context.Context, i *instance, t *txn) bool {
+	on, cancel := context.WithCancel(ctx)
+	defer cancel()
+	p := a.kit.pick(i.d) // as a rule its leader has to ask about it
+	if !i.v2 {
+		if v := i.addPartitions(ctx, t, []tp{p}); v != ok {
+			return false
+		}
+	}
+	a.kit.m.midway(a.txnID, true)
+	defer a.kit.m.midway(a.txnID, false)
+	r := a.kit.m.record(t, p.topic, p.partition)
+	var wg sync.WaitGroup
+	wg.Go(func() { i.write(on, t, p, r) })
+	sleep(ctx, i.d.skewed(20*time.Millisecond))
+	v := i.end(ctx, t, false)
+	cancel()
+	wg.Wait()
+	i.dirty.Store(true)
+	return v == ok && (!i.v2 || i.d.chance(0.7) || i.init(ctx) == ok)
+}
+
+// forget writes to a partition that was not put into the transaction, as a client
+// with a defect does: it must be refused.
+func (i *instance) forget(ctx context.Context, t *txn, p tp) {
+	for _, r := range t.recs {
+		if (tp{r.topic, r.partition}) == p {
+			return
+		}
+	}
+	r := i.kit.m.record(t, p.topic, p.partition)
+	r.stray = true
+	on, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	i.write(on, t, p, r)
+	i.dirty.Store(true)
 }
 
 // plain is an idempotent producer without transactions, and a consumer that
@@ -171,7 +229,7 @@ func (a *plain) run(ctx context.Context) {
 		}
 		t := a.kit.m.begin(i, true)
 		for k := 0; time.Now().Before(a.until) && k < 30; k++ {
-			if i.produce(ctx, t, a.kit.topics[i.d.n(len(a.kit.topics))]) != ok {
+			if i.produce(ctx, t, a.kit.pick(i.d)) != ok {
 				break // a new producer id
 			}
 			if i.d.chance(0.4) {

@@ -228,12 +228,14 @@ func (c *single) check() {}
 // request sends a request of an administrator, one at a time: the broker holds a
 // mutex while it changes a topic's files, and simulated time stands still while a
 // goroutine waits for a mutex.
-func (c *single) request(req kmsg.Request) {
+func (c *single) request(req kmsg.Request) bool {
 	c.admin <- struct{}{}
 	defer func() { <-c.admin }()
-	if _, err := c.handle(0, req); err != nil {
+	_, err := c.handle(0, req)
+	if err != nil {
 		c.w.log("admin", "%T: %v", req, err)
 	}
+	return err == nil
 }
 
 func (s *scene) buildSingle(d *dice) {
@@ -334,6 +336,7 @@ func (s *scene) singleFaults(c *single, d *dice) {
 	for range d.n(3) {
 		by := d.between(-20*time.Second, 20*time.Second)
 		add(fmt.Sprintf("the clock jumps by %s", by), func() {
+			s.m.jumps(by)
 			c.mu.Lock()
 			c.ahead += by
 			c.mu.Unlock()
@@ -342,17 +345,36 @@ func (s *scene) singleFaults(c *single, d *dice) {
 	for range d.n(3) {
 		back := d.skewed(10 * time.Second)
 		add(fmt.Sprintf("topic tmp is deleted, and there again after %s", back), func() {
+			if s.m.isGone("tmp") {
+				return
+			}
 			s.m.deletes("tmp")
 			del := kmsg.NewPtrDeleteTopicsRequest()
 			del.Version, del.TopicNames, del.TimeoutMillis = 5, []string{"tmp"}, 5000
 			c.request(del)
 			time.Sleep(back)
+			if s.m.isGone("tmp") {
+				return
+			}
 			req := kmsg.NewPtrCreateTopicsRequest()
 			req.Version, req.TimeoutMillis = 5, 5000
 			t := kmsg.NewCreateTopicsRequestTopic()
 			t.Topic, t.NumPartitions, t.ReplicationFactor = "tmp", 1, 1
 			req.Topics = append(req.Topics, t)
 			c.request(req)
+		})
+	}
+	if d.chance(0.3) {
+		add("topic tmp is deleted for good", func() {
+			s.m.deletesForGood("tmp")
+			del := kmsg.NewPtrDeleteTopicsRequest()
+			del.Version, del.TopicNames, del.TimeoutMillis = 5, []string{"tmp"}, 5000
+			for range 200 { // until the broker has heard it
+				if c.request(del) {
+					return
+				}
+				time.Sleep(200 * time.Millisecond)
+			}
 		})
 	}
 }

@@ -21,6 +21,7 @@ type clientKit struct {
 
 	topics  []tp // to write to
 	timeout time.Duration
+	longest time.Duration // timeout of a transaction
 }
 
 // instance is one life of a producer: a process that has got an identity and goes
@@ -32,6 +33,8 @@ type instance struct {
 	txnID string // "": idempotent only
 	v2    bool   // transaction protocol 2
 	d     *dice
+
+	timeout time.Duration // of its transactions
 
 	// dirty: something was sent under the present identity whose fate is not known.
 	// Under protocol 1 it could arrive in the next transaction, which it can't be
@@ -50,8 +53,13 @@ type instance struct {
 }
 
 func (k *clientKit) instance(txnID, name string, v2 bool) *instance {
+	d := k.w.dice("instance %s", name)
+	timeout := d.between(2*time.Second, 12*time.Second)
+	if k.longest > 25*time.Second && d.chance(0.4) {
+		timeout = d.between(25*time.Second, k.longest)
+	}
 	return &instance{
-		kit: k, name: name, txnID: txnID, v2: v2, d: k.w.dice("instance %s", name),
+		kit: k, name: name, txnID: txnID, v2: v2, d: d, timeout: timeout,
 		p: txnstate.NoProducer, seqs: map[tp]int32{}, sentAs: map[*rec]txnstate.Producer{}, written: map[tp]int{},
 	}
 }
@@ -104,6 +112,15 @@ func judgeCode(c int16) (v verdict, again bool) {
 		return abortable, false
 	}
 	return fatal, false
+}
+
+// pick is a partition to write to: of topics that are gone for good, clients hear.
+func (k *clientKit) pick(d *dice) tp {
+	for {
+		if p := k.topics[d.n(len(k.topics))]; !k.m.isGone(p.topic) {
+			return p
+		}
+	}
 }
 
 // coordinator asks any broker who coordinates a key, -1 if it can't say.
@@ -208,26 +225,34 @@ func (i *instance) legacy(t *txn) func() bool {
 	return func() bool { return i.kit.m.isOver(t) && i.identity() == p }
 }
 
-func (i *instance) init(ctx context.Context) verdict {
+func (i *instance) initRequest() kmsg.Request {
 	p := i.identity()
-	resp, v, _ := i.ask(ctx, i.home(), func() kmsg.Request {
-		req := kmsg.NewPtrInitProducerIDRequest()
-		req.Version = 4
-		if i.v2 {
-			req.Version = 5
-		}
-		if i.txnID != "" {
-			req.TransactionalID = &i.txnID
-		}
-		req.TransactionTimeoutMillis = 10_000
-		req.ProducerID, req.ProducerEpoch = p.ID, p.Epoch
-		return req
-	}, func(r kmsg.Response) int16 { return r.(*kmsg.InitProducerIDResponse).ErrorCode }, call{})
+	req := kmsg.NewPtrInitProducerIDRequest()
+	req.Version = 4
+	if i.v2 {
+		req.Version = 5
+	}
+	if i.txnID != "" {
+		req.TransactionalID = &i.txnID
+	}
+	req.TransactionTimeoutMillis = int32(i.timeout.Milliseconds())
+	req.ProducerID, req.ProducerEpoch = p.ID, p.Epoch
+	return req
+}
+
+func (i *instance) init(ctx context.Context) verdict {
+	resp, v, _ := i.ask(ctx, i.home(), i.initRequest,
+		func(r kmsg.Response) int16 { return r.(*kmsg.InitProducerIDResponse).ErrorCode }, call{})
 	if v == ok {
 		r := resp.(*kmsg.InitProducerIDResponse)
 		i.adopt(txnstate.Producer{ID: r.ProducerID, Epoch: r.ProducerEpoch})
 	}
 	return v
+}
+
+// initAt asks one broker once.
+func (i *instance) initAt(node int) {
+	_, _ = i.kit.net.send(context.Background(), i.name, node, i.initRequest(), i.kit.timeout, call{who: i})
 }
 
 func (i *instance) home() route {
@@ -239,7 +264,10 @@ func (i *instance) home() route {
 }
 
 func (i *instance) produce(ctx context.Context, t *txn, p tp) verdict {
-	r := i.kit.m.record(t, p.topic, p.partition)
+	return i.write(ctx, t, p, i.kit.m.record(t, p.topic, p.partition))
+}
+
+func (i *instance) write(ctx context.Context, t *txn, p tp, r *rec) verdict {
 	i.mu.Lock()
 	who, seq := i.p, i.seqs[p]
 	i.sentAs[r] = who
@@ -268,7 +296,9 @@ func (i *instance) produce(ctx context.Context, t *txn, p tp) verdict {
 		return req
 	}, func(r kmsg.Response) int16 { return r.(*kmsg.ProduceResponse).Topics[0].Partitions[0].ErrorCode }, call{txn: t, rec: r, stale: stale})
 	i.mu.Lock()
-	i.seqs[p] = seq + 1 // also where it failed: what was sent may yet be taken
+	if i.p == who {
+		i.seqs[p] = seq + 1 // also where it failed: what was sent may yet be taken
+	}
 	i.mu.Unlock()
 	if v != ok {
 		i.dirty.Store(true)
@@ -336,24 +366,51 @@ func (i *instance) stage(ctx context.Context, t *txn, group string, partition in
 	return v
 }
 
+func (i *instance) endRequest(commit bool) kmsg.Request {
+	who := i.identity()
+	req := kmsg.NewPtrEndTxnRequest()
+	req.Version = 4
+	if i.v2 {
+		req.Version = 5
+	}
+	req.TransactionalID, req.ProducerID, req.ProducerEpoch, req.Commit = i.txnID, who.ID, who.Epoch, commit
+	return req
+}
+
 // end commits or aborts.
 func (i *instance) end(ctx context.Context, t *txn, commit bool) verdict {
-	who := i.identity()
+	req := i.endRequest(commit)
 	i.kit.m.end(t, commit)
-	resp, v, _ := i.ask(ctx, i.home(), func() kmsg.Request {
-		req := kmsg.NewPtrEndTxnRequest()
-		req.Version = 4
-		if i.v2 {
-			req.Version = 5
-		}
-		req.TransactionalID, req.ProducerID, req.ProducerEpoch, req.Commit = i.txnID, who.ID, who.Epoch, commit
-		return req
-	}, func(r kmsg.Response) int16 { return r.(*kmsg.EndTxnResponse).ErrorCode }, call{txn: t, stale: i.legacy(t)})
+	resp, v, _ := i.ask(ctx, i.home(), func() kmsg.Request { return req },
+		func(r kmsg.Response) int16 { return r.(*kmsg.EndTxnResponse).ErrorCode }, call{txn: t, stale: i.legacy(t)})
 	if v == ok && i.v2 {
 		r := resp.(*kmsg.EndTxnResponse)
 		i.adopt(txnstate.Producer{ID: r.ProducerID, Epoch: r.ProducerEpoch})
 	}
 	return v
+}
+
+// endAndLeave asks for the end of a transaction, and nobody is there to hear the
+// answer.
+func (i *instance) endAndLeave(ctx context.Context, t *txn, commit bool) {
+	to := i.kit.coordinator(ctx, i.d, 1, i.txnID)
+	if to < 0 {
+		return
+	}
+	i.kit.w.log(i.name, "asks for the end of %s, and is gone", t)
+	i.kit.m.end(t, commit)
+	_, _ = i.kit.net.send(ctx, i.name, to, i.endRequest(commit), time.Millisecond, call{who: i, txn: t})
+}
+
+// resend is a zombie's: it repeats the end of a transaction with the identity that
+// it had then. Under protocol 1 only where that has been replaced, see legacy.
+func (i *instance) resend(ctx context.Context, t *txn, commit bool) {
+	to := i.kit.coordinator(ctx, i.d, 1, i.txnID)
+	if to < 0 || !i.v2 && !i.kit.m.replaced(i) {
+		return
+	}
+	i.kit.w.log(i.name, "repeats the end of %s", t)
+	_, _ = i.kit.net.send(ctx, i.name, to, i.endRequest(commit), i.kit.timeout, call{who: i, txn: t})
 }
 
 // commitOffset commits an offset outside of a transaction.

@@ -17,22 +17,27 @@ import (
 type model struct {
 	w *world
 
-	mu      sync.Mutex
-	recs    map[string]*rec    // by value: no two are equal
-	txns    []*txn             // in the order of their beginning
-	stages  map[int64]*staged  // by offset: no two are equal
-	grants  map[string][]grant // by transactional id, in the order of the answers
-	holders map[txnstate.Producer]*instance
-	fresh   map[int64]string // producer ids, and whose they are
-	slips   int64            // the last offset that was staged
-	deleted map[string]int   // topics, and how often they were deleted
-	asked   map[string]int   // copies of InitProducerId that arrived, by transactional id
+	mu       sync.Mutex
+	recs     map[string]*rec    // by value: no two are equal
+	txns     []*txn             // in the order of their beginning
+	stages   map[int64]*staged  // by offset: no two are equal
+	grants   map[string][]grant // by transactional id, in the order of the answers
+	holders  map[txnstate.Producer]*instance
+	fresh    map[int64]string // producer ids, and whose they are
+	slips    int64            // the last offset that was staged
+	deleted  map[string]int   // topics, and how often they were deleted
+	asked    map[string]int   // copies of InitProducerId that arrived, by transactional id
+	asking   map[string]int   // those whose answer is not known, which may yet do something
+	aborting map[string]bool  // see midway
+	gone     map[string]bool  // topics that don't come back
+	skew     time.Duration    // how much two clocks may differ
 }
 
 func newModel(w *world) *model {
 	return &model{
 		w: w, recs: map[string]*rec{}, stages: map[int64]*staged{}, grants: map[string][]grant{},
 		holders: map[txnstate.Producer]*instance{}, fresh: map[int64]string{}, deleted: map[string]int{}, asked: map[string]int{},
+		asking: map[string]int{}, aborting: map[string]bool{}, gone: map[string]bool{}, skew: 7 * time.Second, // 2 s ahead or behind, and a hundredth of the time
 	}
 }
 
@@ -56,10 +61,13 @@ type txn struct {
 	plain bool
 
 	commitSent, abortSent bool
-	told                  outcome // by an answer that a broker gave
-	over                  bool    // its instance has gone on
-	inits                 int     // of its instance, when it began
-	asked                 int     // of its id, when it began
+	told                  outcome   // by an answer that a broker gave
+	over                  bool      // its instance has gone on
+	inits                 int       // of its instance, when it began
+	asked                 int       // of its id, when it began
+	first                 time.Time // when the first request for it arrived
+	opened                bool      // a broker has said that something belongs to it
+	asking                bool      // when it began, an InitProducerId of its id was under way
 }
 
 func (t *txn) String() string { return fmt.Sprintf("%s#%d", t.who.name, t.n) }
@@ -70,7 +78,8 @@ type rec struct {
 	value     string
 	topic     string
 	partition int32
-	n         int // of the instance's records in this partition, which one
+	n         int  // of the instance's records in this partition, which one
+	stray     bool // its partition was not put into the transaction
 	acked     bool
 	arrived   time.Time // its first copy, at any broker
 }
@@ -96,7 +105,7 @@ func (m *model) begin(who *instance, plain bool) *txn {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	who.txns++
-	t := &txn{who: who, n: who.txns, plain: plain, inits: who.inits, asked: m.asked[who.txnID]}
+	t := &txn{who: who, n: who.txns, plain: plain, inits: who.inits, asked: m.asked[who.txnID], asking: m.asking[who.txnID] > 0}
 	m.txns = append(m.txns, t)
 	return t
 }
@@ -147,15 +156,34 @@ func (m *model) isOver(t *txn) bool {
 	return t.over
 }
 
+func (m *model) isOpen(t *txn) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return t.opened
+}
+
 // arrives is told of every copy of a request that comes to a broker.
 func (m *model) arrives(c call, req kmsg.Request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if _, ok := req.(*kmsg.InitProducerIDRequest); ok && c.who != nil {
 		m.asked[c.who.txnID]++
+		m.asking[c.who.txnID]++
 	}
 	if c.rec != nil && c.rec.arrived.IsZero() {
 		c.rec.arrived = time.Now()
+	}
+	if c.txn != nil && c.txn.first.IsZero() {
+		c.txn.first = time.Now()
+	}
+}
+
+// refused is told of a request that came to a broker that was down.
+func (m *model) refused(c call, req kmsg.Request) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := req.(*kmsg.InitProducerIDRequest); ok && c.who != nil {
+		m.asking[c.who.txnID]--
 	}
 }
 
@@ -193,6 +221,7 @@ func (m *model) answered(c call, node int, req kmsg.Request, resp kmsg.Response,
 	case *kmsg.InitProducerIDRequest:
 		r := resp.(*kmsg.InitProducerIDResponse)
 		c.who.inits++
+		m.asking[c.who.txnID]--
 		m.w.log(who, "%s InitProducerId %d/%d: %s %d/%d", c.who.name, req.ProducerID, req.ProducerEpoch, code(r.ErrorCode), r.ProducerID, r.ProducerEpoch)
 		if r.ErrorCode == 0 {
 			asked := txnstate.Producer{ID: req.ProducerID, Epoch: req.ProducerEpoch}
@@ -210,7 +239,9 @@ func (m *model) answered(c call, node int, req kmsg.Request, resp kmsg.Response,
 		for _, t := range r.Topics {
 			for _, p := range t.Partitions {
 				m.w.log(who, "%s AddPartitionsToTxn %s-%d: %s", c.txn, t.Topic, p.Partition, code(p.ErrorCode))
+				m.ends(c, txnstate.Producer{ID: req.ProducerID, Epoch: req.ProducerEpoch}, p.ErrorCode)
 				if p.ErrorCode == 0 {
+					c.txn.opened = true
 					m.refusedNow(c, req, c.who.txnID, txnstate.Producer{ID: req.ProducerID, Epoch: req.ProducerEpoch}, at)
 				}
 			}
@@ -218,7 +249,9 @@ func (m *model) answered(c call, node int, req kmsg.Request, resp kmsg.Response,
 	case *kmsg.AddOffsetsToTxnRequest:
 		r := resp.(*kmsg.AddOffsetsToTxnResponse)
 		m.w.log(who, "%s AddOffsetsToTxn %s: %s", c.txn, req.Group, code(r.ErrorCode))
+		m.ends(c, txnstate.Producer{ID: req.ProducerID, Epoch: req.ProducerEpoch}, r.ErrorCode)
 		if r.ErrorCode == 0 {
+			c.txn.opened = true
 			m.refusedNow(c, req, c.who.txnID, txnstate.Producer{ID: req.ProducerID, Epoch: req.ProducerEpoch}, at)
 		}
 	case *kmsg.TxnOffsetCommitRequest:
@@ -226,7 +259,7 @@ func (m *model) answered(c call, node int, req kmsg.Request, resp kmsg.Response,
 			for _, p := range t.Partitions {
 				m.w.log(who, "%s TxnOffsetCommit %s %d=%d %d/%d: %s", c.txn, req.Group, p.Partition, c.off.offset, req.ProducerID, req.ProducerEpoch, code(p.ErrorCode))
 				if p.ErrorCode == 0 {
-					c.off.acked = true
+					c.off.acked, c.txn.opened = true, true
 					m.refusedNow(c, req, c.who.txnID, txnstate.Producer{ID: req.ProducerID, Epoch: req.ProducerEpoch}, at)
 				}
 			}
@@ -242,7 +275,10 @@ func (m *model) answered(c call, node int, req kmsg.Request, resp kmsg.Response,
 		p := resp.(*kmsg.ProduceResponse).Topics[0].Partitions[0]
 		m.w.log(who, "produce v%d %s %s: %s @%d", req.Version, c.rec.value, c.who.identity(), code(p.ErrorCode), p.BaseOffset)
 		if p.ErrorCode == 0 {
-			c.rec.acked = true
+			c.rec.acked, c.txn.opened = true, true
+			if c.rec.stray {
+				m.w.fail("F23", "record %s was taken, and its partition is not in the transaction", c.rec.value)
+			}
 			if who := c.who.sent(c.rec); !c.txn.plain {
 				if g, ok := m.older(c, c.who.txnID, who, c.rec.arrived); ok {
 					m.w.fail("I9", "record %s of %s was taken, after %s had got %s", c.rec.value, who, g.who.name, g.p)
@@ -250,6 +286,46 @@ func (m *model) answered(c call, node int, req kmsg.Request, resp kmsg.Response,
 			}
 		}
 	}
+}
+
+// ends complains where a request is refused because its transaction was ended, or
+// its holder replaced, and nobody has asked for that: no other process came, the
+// client did not end it, and its timeout is not over. mu is held.
+func (m *model) ends(c call, p txnstate.Producer, e int16) {
+	t := c.txn
+	switch txnstate.Code(e) {
+	case txnstate.CodeProducerFenced, txnstate.CodeInvalidProducerEpoch, txnstate.CodeInvalidProducerIDMapping:
+	case txnstate.CodeInvalidTxnState:
+		if !t.opened {
+			return
+		}
+	default:
+		return
+	}
+	if t.plain || t.over || t.asked != m.asked[t.who.txnID] || t.asking || t.commitSent && t.abortSent || m.holders[p] != t.who {
+		return
+	}
+	known := false
+	for _, g := range m.grants[t.who.txnID] {
+		known = known || g.p == p
+		if g.p.ID != p.ID || g.p.Epoch > p.Epoch {
+			return
+		}
+	}
+	if !known {
+		return // the id has expired
+	}
+	if age := time.Since(t.first); age+m.skew < t.who.timeout {
+		m.w.fail("I5", "%s was ended by nobody, %s after its first request, with a timeout of %s: %s", t, age, t.who.timeout, code(e))
+	}
+}
+
+// replaced reports whether an instance's identity is not the newest of its id.
+func (m *model) replaced(i *instance) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	gs := m.grants[i.txnID]
+	return len(gs) > 0 && gs[len(gs)-1].who != i
 }
 
 // refusedNow complains where a request succeeded that came with an identity that
@@ -306,6 +382,9 @@ func (m *model) ended(c call, req *kmsg.EndTxnRequest, r *kmsg.EndTxnResponse, a
 		t.told = o
 	}
 	asked := txnstate.Producer{ID: req.ProducerID, Epoch: req.ProducerEpoch}
+	if t.told == unknown {
+		m.ends(c, asked, r.ErrorCode)
+	}
 	switch c := txnstate.Code(r.ErrorCode); {
 	case req.Commit && t.told == committed && !t.over && t.asked == m.asked[t.who.txnID] && (c == txnstate.CodeProducerFenced || c == txnstate.CodeInvalidProducerEpoch):
 		m.w.fail("I5", "%s was committed, and a repeat of the request is refused: %s", t, c)
@@ -325,6 +404,40 @@ func (m *model) ended(c call, req *kmsg.EndTxnRequest, r *kmsg.EndTxnResponse, a
 		// A delayed copy of an InitProducerId makes Kafka, too, forget the outcome.
 		told(aborted)
 	}
+}
+
+// midway says that an id's transaction is aborted while a batch is on its way.
+func (m *model) midway(id string, yes bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.aborting[id] = yes
+}
+
+func (m *model) isMidway(id string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.aborting[id]
+}
+
+// jumps says that a clock is about to jump.
+func (m *model) jumps(by time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.skew += by.Abs()
+}
+
+// deletesForGood says that a topic is about to be deleted, and does not come back.
+func (m *model) deletesForGood(topic string) {
+	m.deletes(topic)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.gone[topic] = true
+}
+
+func (m *model) isGone(topic string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.gone[topic]
 }
 
 // deletes says that a topic is about to be deleted.
@@ -374,6 +487,40 @@ func (m *model) fetched(group string, partition int32, offset int64) {
 		m.w.fail("I8", "group %s shows the offset %d of %s, and nobody has asked for its commit", group, offset, s.txn)
 	case s.txn.told == aborted:
 		m.w.fail("I5", "group %s shows the offset %d of %s, and its client was told that it is aborted", group, offset, s.txn)
+	}
+}
+
+// closed goes through a log: each transaction has a marker behind its records, of
+// its outcome, before the next of its producer has one there.
+func (m *model) closed(k tp, log []logged) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	open := map[int64]*txn{}
+	for _, l := range log {
+		t := open[l.producer.ID]
+		if l.marker {
+			if delete(open, l.producer.ID); t == nil {
+				continue // a repeat
+			}
+			switch {
+			case t.told == committed && !l.commit, t.told == aborted && l.commit:
+				m.w.fail("I5", "%s is %s, and its marker in %s, at offset %d, says commit=%t", t, t.told, k, l.offset, l.commit)
+			case l.commit && !t.commitSent:
+				m.w.fail("I5", "the marker of %s in %s, at offset %d, commits, and nobody has asked for that", t, k, l.offset)
+			}
+			continue
+		}
+		r := m.recs[l.value]
+		if r == nil || r.txn.plain {
+			continue
+		}
+		if t != nil && t != r.txn {
+			m.w.fail("I4", "in %s, at offset %d, %s begins, and %s has no marker", k, l.offset, r.txn, t)
+		}
+		open[l.producer.ID] = r.txn
+	}
+	for _, id := range slices.Sorted(maps.Keys(open)) {
+		m.w.fail("I2", "%s has no marker in %s", open[id], k)
 	}
 }
 
@@ -447,7 +594,9 @@ func (t *txn) final(vis map[string]bool, lasting func(string) bool) outcome {
 			if vis[r.value] {
 				return committed
 			}
-			n++
+			if r.acked {
+				n++
+			}
 		}
 	}
 	if n > 0 || !t.commitSent {

@@ -106,6 +106,8 @@ func (n *network) send(ctx context.Context, from string, node int, req kmsg.Requ
 			resp, err := n.c.handle(node, req)
 			if err == nil {
 				n.m.answered(c, node, req, resp, at)
+			} else if err == errDown {
+				n.m.refused(c, req)
 			}
 			if !returns {
 				return

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,6 +40,8 @@ type parts struct {
 	shaky *storetest.Faulty // mem, with faults
 	tune  tuning
 
+	ids []string // transactional ids
+
 	mu       sync.Mutex
 	now      []*broker // the present incarnation of each broker, nil: down
 	lives    []int
@@ -50,6 +53,13 @@ type parts struct {
 	offs     map[int32]*offsetsPart
 	clocks   []clock
 	running  sync.WaitGroup
+
+	ambushes  []*ambush
+	outage    time.Time                // until when the store answers nothing
+	unsaid    map[string]bool          // ids whose next write is made, and not said to be
+	meet      map[string]chan struct{} // see rendezvous
+	met       map[string]string
+	madeTwins int
 }
 
 // tuning is what the seed chooses for a whole run.
@@ -62,12 +72,26 @@ type tuning struct {
 	diskFaults  float64 // of each append
 	slow        time.Duration
 	queue       bool // markers go by files
+	check       bool // brokers can ask whether they still own a slot
+	stale       bool // brokers hear late who owns a slot
+	oneClock    bool // all clocks agree
+	direct      bool // completions are stored where the last participant is confirmed
 }
 
 // unit is something that one broker at a time is in charge of.
 type unit struct {
-	owner int // -1: nobody
-	epoch int32
+	owner  int // -1: nobody
+	epoch  int32
+	before int         // the owner before, whom some still take for the owner
+	told   []time.Time // when each broker hears of the new one
+}
+
+// heard is who a broker takes for the owner.
+func (u *unit) heard(b int) int {
+	if u.before >= 0 && b < len(u.told) && time.Now().Before(u.told[b]) {
+		return u.before
+	}
+	return u.owner
 }
 
 // clock is a broker's idea of the time.
@@ -92,22 +116,27 @@ var errDead = errors.New("sim: the process is dead")
 
 func newParts(w *world, m *model, n int, topics map[string]int32, txnIDs, groups []string, t tuning, files fsx.FS, slotfiles bool) *parts {
 	c := &parts{
-		w: w, m: m, d: w.dice("parts"), files: files, tune: t, now: make([]*broker, n), lives: make([]int, n), starting: make([]bool, n), clocks: make([]clock, n),
+		w: w, m: m, d: w.dice("parts"), files: files, ids: txnIDs, tune: t, now: make([]*broker, n), lives: make([]int, n), starting: make([]bool, n), clocks: make([]clock, n),
 		topics: map[string]*topic{}, gone: map[string]bool{}, slots: map[int]*unit{}, offs: map[int32]*offsetsPart{},
+		unsaid: map[string]bool{}, meet: map[string]chan struct{}{}, met: map[string]string{},
 	}
 	if !slotfiles {
 		c.mem = memstore.New()
 		c.shaky = storetest.NewFaulty(c.mem, c.fate)
 	}
 	for i := range c.clocks {
+		if t.oneClock {
+			c.clocks[i].since = time.Now()
+			continue
+		}
 		c.clocks[i] = clock{ahead: c.d.between(-2*time.Second, 2*time.Second), drift: float64(c.d.n(2001)-1000) / 1e5, since: time.Now()}
 	}
 	for _, id := range txnIDs {
-		c.slots[txnstate.Slot(id)] = &unit{owner: -1}
+		c.slots[txnstate.Slot(id)] = &unit{owner: -1, before: -1}
 	}
 	for _, g := range groups {
 		p := txnstate.OffsetsPartition(g)
-		c.offs[p] = &offsetsPart{unit: unit{owner: -1}, log: offsets.NewMemLog()}
+		c.offs[p] = &offsetsPart{unit: unit{owner: -1, before: -1}, log: offsets.NewMemLog()}
 	}
 	for _, name := range sortedKeys(topics) {
 		c.create(name, topics[name])
@@ -117,8 +146,26 @@ func newParts(w *world, m *model, n int, topics map[string]int32, txnIDs, groups
 }
 
 // fate is what becomes of a call of the shared store.
-func (c *parts) fate(storetest.Call) storetest.Fate {
-	if c.w.calm.Load() || !c.d.chance(c.tune.storeFaults) {
+func (c *parts) fate(x storetest.Call) storetest.Fate {
+	if c.w.calm.Load() {
+		return storetest.Done
+	}
+	c.mu.Lock()
+	unsaid, out := x.Method.Writes() && c.unsaid[x.TxnID], time.Now().Before(c.outage)
+	if unsaid {
+		delete(c.unsaid, x.TxnID)
+	}
+	c.mu.Unlock()
+	faults := c.tune.storeFaults
+	if x.Method == storetest.MethodSlot {
+		faults *= 5 // there are few, and much depends on them
+	}
+	switch {
+	case unsaid:
+		return storetest.DoneUnsaid
+	case out:
+		return storetest.NotDone
+	case !c.d.chance(faults):
 		return storetest.Done
 	}
 	return []storetest.Fate{storetest.NotDone, storetest.DoneUnsaid, storetest.DoneLate, storetest.Overtaken}[c.d.n(4)]
@@ -140,7 +187,7 @@ func (c *parts) create(name string, n int32) {
 	t := &topic{name: name}
 	t.id[0], t.id[1], t.id[15] = byte(c.madeUp), byte(c.madeUp>>8), 1
 	for p := range n {
-		t.logs = append(t.logs, &plog{c: c, topic: name, number: p, unit: unit{owner: -1}})
+		t.logs = append(t.logs, &plog{c: c, topic: name, number: p, unit: unit{owner: -1, before: -1}})
 	}
 	c.topics[name] = t
 	delete(c.gone, name)
@@ -183,6 +230,7 @@ func (c *parts) jump(i int, by time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.clocks[i].ahead += by
+	c.m.jumps(by)
 }
 
 // broker is one life of one broker.
@@ -276,11 +324,13 @@ func (b *broker) build() (err error) {
 		return err
 	}
 	b.reaper = reaper.New(reaper.Config{Every: 2 * time.Second, Now: now})
-	var store txnstate.Store
-	if c.mem != nil {
-		store = gated{b, c.shaky}
-	} else if store, err = slotfile.Open(slotfile.Config{Dir: "shared", FS: fsx.Hook(c.files, b.disk), Logger: log}); err != nil {
-		return err
+	store := gated{b: b, s: c.shaky}
+	if c.mem == nil {
+		files, err := slotfile.Open(slotfile.Config{Dir: "shared", FS: fsx.Hook(c.files, b.disk), Logger: log})
+		if err != nil {
+			return err
+		}
+		store = gated{b: b, s: storetest.NewFaulty(files, c.fate), slow: true}
 	}
 	ids, err := pidalloc.New(pidalloc.Config{Dir: "shared", Broker: int32(b.id), BlockSize: 3, FS: fsx.Hook(c.files, b.disk)})
 	if err != nil {
@@ -292,6 +342,9 @@ func (b *broker) build() (err error) {
 	}
 	if c.tune.fencer {
 		cfg.Fencer = b
+	}
+	if !c.tune.check {
+		cfg.Ownership = struct{ txnstate.Ownership }{b}
 	}
 	if b.coordinator, err = txnstate.New(cfg); err != nil {
 		return err
@@ -386,9 +439,12 @@ func (b *broker) hold() error {
 }
 
 // disk delays operations on files, and ends them for the dead.
-func (b *broker) disk(op fsx.Op, _ string) error {
+func (b *broker) disk(op fsx.Op, name string) error {
 	switch op {
 	case fsx.OpSync, fsx.OpSyncDir, fsx.OpLink, fsx.OpRename, fsx.OpReplace, fsx.OpReadDir:
+		if op == fsx.OpSyncDir && strings.Contains(name, "producer_ids") {
+			b.pass(atClaim, "")
+		}
 		return b.hold()
 	}
 	return b.gate()
@@ -534,10 +590,7 @@ func (b *broker) Leader(p txnstate.Participant) (markers.Target, markers.Standin
 		return 0, markers.Unknown
 	}
 	l := t.logs[w.Index]
-	if l.before >= 0 && time.Now().Before(l.told[b.id]) {
-		return markers.Target(l.before), markers.Known // it has not heard
-	}
-	return markers.Target(l.owner), markers.Known
+	return markers.Target(l.heard(b.id)), markers.Known
 }
 
 func (b *broker) findCoordinator(_ context.Context, kind int8, key string) (int32, string, int32, error) {
@@ -549,7 +602,7 @@ func (b *broker) findCoordinator(_ context.Context, kind int8, key string) (int3
 			owner = o.owner
 		}
 	} else if u := b.c.slots[txnstate.Slot(key)]; u != nil {
-		owner = u.owner
+		owner = u.heard(b.id)
 	} else {
 		owner = b.id // of a producer without a transactional id
 	}
@@ -571,10 +624,7 @@ func (b *broker) metadata(req *kmsg.MetadataRequest) kmsg.Response {
 		} else {
 			for _, l := range t.logs {
 				y := kmsg.NewMetadataResponseTopicPartition()
-				y.Partition, y.Leader = l.number, int32(l.owner)
-				if l.before >= 0 && time.Now().Before(l.told[b.id]) {
-					y.Leader = int32(l.before)
-				}
+				y.Partition, y.Leader = l.number, int32(l.heard(b.id))
 				x.Partitions = append(x.Partitions, y)
 			}
 		}
@@ -670,7 +720,7 @@ func (v verifier) Verify(ctx context.Context, txnID string, p txnstate.Producer,
 	v.b.c.mu.Lock()
 	owner := -1
 	if u := v.b.c.slots[txnstate.Slot(txnID)]; u != nil {
-		owner = u.owner
+		owner = u.heard(v.b.id)
 	}
 	v.b.c.mu.Unlock()
 	if owner < 0 {
@@ -682,6 +732,9 @@ func (v verifier) Verify(ctx context.Context, txnID string, p txnstate.Producer,
 	defer cancel()
 	err := v.b.remote(wait, owner, nil, func(to *broker) error {
 		cs, err := wire.LocalVerifier{Coordinator: to.coordinator}.Verify(to.ctx, txnID, p, ps, mode)
+		if err == nil {
+			to.pass(atVerified, txnID)
+		}
 		mu.Lock()
 		defer mu.Unlock()
 		codes = cs
@@ -707,6 +760,7 @@ type sink struct{ b *broker }
 // not later than its sender waits for it.
 func (s sink) WriteMarkers(ctx context.Context, to markers.Target, ds []markers.Delivery) []markers.Result {
 	s.b.c.sent(s.b, ds)
+	s.b.pass(atMarkers, ds[0].TxnID)
 	var over atomic.Bool
 	defer over.Store(true)
 	var mu sync.Mutex
@@ -715,6 +769,7 @@ func (s sink) WriteMarkers(ctx context.Context, to markers.Target, ds []markers.
 	err := s.b.remote(ctx, int(to), func() bool { return over.Load() && legacyMarkers(ds) }, func(b *broker) error {
 		s.b.c.w.log(b.name, "markers of %s: %s", s.b.name, describe(ds))
 		r := b.local.WriteMarkers(b.ctx, to, ds)
+		b.pass(atApplied, ds[0].TxnID)
 		s.b.c.w.log(b.name, "markers of %s: %v", s.b.name, r)
 		mu.Lock()
 		defer mu.Unlock()
@@ -797,11 +852,15 @@ func (c *parts) sent(b *broker, ds []markers.Delivery) {
 }
 
 func (c *parts) observer(b *broker) txnstate.Observer {
-	return txnstate.Observer{
-		Transition: func(from txnstate.State, rec txnstate.Record) { c.w.log(b.name, "%s: %s -> %s", rec.TxnID, from, rec) },
+	o := txnstate.Observer{
+		TimedOut: func(rec txnstate.Record) { c.w.log(b.name, "%s has timed out", rec.TxnID) },
 		Expired: func(rec txnstate.Record) {
 			c.w.log(b.name, "%s expires", rec.TxnID)
 			c.m.expired(rec.TxnID)
 		},
 	}
+	if !c.tune.direct {
+		o.Transition = func(txnstate.State, txnstate.Record) {} // completions have a goroutine
+	}
+	return o
 }

@@ -27,9 +27,7 @@ type plog struct {
 	topic  string
 	number int32
 
-	unit                // under parts.mu, like all here
-	before  int         // the leader before, whom some still take for the leader
-	told    []time.Time // when each broker hears of the new one
+	unit    // under parts.mu, like all here
 	deleted bool
 	batches []entry
 	tail    []entry // of the present leader: on its way
@@ -374,38 +372,96 @@ func (b *broker) coordinates(p int32) bool {
 	return o != nil && o.owner == b.id && o.epoch == b.loaded[p]
 }
 
-// gated is a store that takes its time, and does nothing for the dead.
+// gated is a store that takes its time, does nothing for the dead, and tells the
+// story.
 type gated struct {
-	b *broker
-	s *storetest.Faulty
+	b    *broker
+	s    *storetest.Faulty
+	slow bool // the store below takes its time itself
 }
+
+var (
+	_ txnstate.LaterNow = gated{}
+	_ txnstate.Flusher  = gated{}
+)
 
 func uncertain(err error) error { return errors.Join(txnstate.ErrUncertain, err) }
 
+func (g gated) hold() error {
+	if g.slow {
+		return g.b.gate()
+	}
+	return g.b.hold()
+}
+
 func (g gated) Load(ctx context.Context, id string) (txnstate.Record, error) {
-	if err := g.b.hold(); err != nil {
+	if err := g.hold(); err != nil {
 		return txnstate.Record{}, err
 	}
-	return g.s.Load(context.Background(), id)
+	return g.s.Load(context.WithoutCancel(ctx), id)
 }
 
 func (g gated) Swap(ctx context.Context, next txnstate.Record, d txnstate.Durability) (txnstate.Version, error) {
-	if err := g.b.hold(); err != nil {
+	switch {
+	case next.State.Decided():
+		g.b.pass(atDecision, next.TxnID)
+	case d == txnstate.Later:
+		g.b.pass(atCompletion, next.TxnID)
+	}
+	if err := g.hold(); err != nil {
 		return 0, uncertain(err)
 	}
-	v, err := g.s.Swap(context.Background(), next, d)
-	if e := g.b.hold(); e != nil {
+	if g.b.rendezvous(next.TxnID) {
+		return 0, uncertain(storetest.ErrFault)
+	}
+	v, err := g.s.Swap(context.WithoutCancel(ctx), next, d)
+	g.told(next, err)
+	if err == nil && next.State.Decided() {
+		g.b.pass(atDecided, next.TxnID)
+	}
+	if e := g.hold(); e != nil {
 		return 0, uncertain(e)
 	}
 	return v, err
 }
 
+func (g gated) told(next txnstate.Record, err error) {
+	if err == nil {
+		g.b.c.w.log(g.b.name, "%s: stored %s", next.TxnID, next)
+	} else {
+		g.b.c.w.log(g.b.name, "%s: not stored %s: %v", next.TxnID, next, err)
+	}
+}
+
+// SwapNow is txnstate.LaterNow's.
+func (g gated) SwapNow(next txnstate.Record) (txnstate.Version, bool) {
+	g.b.mu.Lock()
+	paused := g.b.paused != nil
+	g.b.mu.Unlock()
+	if paused || g.b.dead.Load() || g.slow || g.b.d.chance(0.3) {
+		return 0, false
+	}
+	v, ok := g.b.c.mem.SwapNow(next)
+	if ok {
+		g.told(next, nil)
+	}
+	return v, ok
+}
+
+// Flush is txnstate.Flusher's.
+func (g gated) Flush(ctx context.Context) error {
+	if err := g.b.gate(); err != nil {
+		return err
+	}
+	return g.s.Flush(context.WithoutCancel(ctx))
+}
+
 func (g gated) Delete(ctx context.Context, id string, old txnstate.Version) error {
-	if err := g.b.hold(); err != nil {
+	if err := g.hold(); err != nil {
 		return uncertain(err)
 	}
-	err := g.s.Delete(context.Background(), id, old)
-	if e := g.b.hold(); e != nil {
+	err := g.s.Delete(context.WithoutCancel(ctx), id, old)
+	if e := g.hold(); e != nil {
 		return uncertain(e)
 	}
 	return err
@@ -413,7 +469,7 @@ func (g gated) Delete(ctx context.Context, id string, old txnstate.Version) erro
 
 func (g gated) Slot(ctx context.Context, slot int) iter.Seq2[txnstate.Record, error] {
 	return func(yield func(txnstate.Record, error) bool) {
-		if err := g.b.hold(); err != nil {
+		if err := g.hold(); err != nil {
 			yield(txnstate.Record{}, err)
 			return
 		}

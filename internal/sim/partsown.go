@@ -59,6 +59,12 @@ func (c *parts) moveSlot(s, to int, late time.Duration) {
 	before := u.epoch
 	u.epoch++
 	next = c.now[to]
+	if c.tune.stale {
+		u.before, u.told = u.owner, make([]time.Time, c.nodes())
+		for i := range u.told {
+			u.told[i] = time.Now().Add(c.d.skewed(10 * time.Second))
+		}
+	}
 	u.owner = to
 	if next == nil {
 		u.owner = -1

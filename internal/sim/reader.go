@@ -21,12 +21,21 @@ type reader struct {
 	d         *dice
 	next      int64
 	seen      []seen
-	at        int // the broker that leads it, -1: unknown
+	log       []logged // with markers; of one that reads all
+	at        int      // the broker that leads it, -1: unknown
 	high, lso int64
 }
 
 func (k *clientKit) reader(p tp, committed bool, name string) *reader {
 	return &reader{kit: k, p: p, committed: committed, d: k.w.dice("reader %s %s", name, p), at: -1}
+}
+
+// logged is a record or a marker as a log has it.
+type logged struct {
+	offset         int64
+	producer       txnstate.Producer
+	value          string
+	marker, commit bool
 }
 
 // poll fetches once. It reports the error code, or that nothing came back.
@@ -93,8 +102,12 @@ func (r *reader) take(x kmsg.FetchResponseTopicPartition) {
 		}
 		r.next = last + 1
 		if h.Control {
-			if m, _, err := markers.ParseControlBatch(raw); err == nil && !m.Commit {
+			m, _, err := markers.ParseControlBatch(raw)
+			if err == nil && !m.Commit {
 				delete(active, h.Producer.ID)
+			}
+			if err == nil && !r.committed {
+				r.log = append(r.log, logged{offset: base, producer: h.Producer, marker: true, commit: m.Commit})
 			}
 			continue
 		}
@@ -105,6 +118,8 @@ func (r *reader) take(x kmsg.FetchResponseTopicPartition) {
 		r.seen = append(r.seen, s)
 		if r.committed {
 			r.kit.m.shown(r.p, s)
+		} else {
+			r.log = append(r.log, logged{offset: base, producer: h.Producer, value: s.value})
 		}
 	}
 }

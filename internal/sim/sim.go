@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/kafkatxn/kafkatxn/internal/fsx"
 	"github.com/kafkatxn/kafkatxn/txnstate"
+	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
 // Options say what is run.
@@ -72,6 +74,8 @@ type scene struct {
 	groups []groupPart
 	loose  []string // topics that come and go
 
+	protocols string          // "1", "2", or "" for both
+	legacy    map[string]bool // ids of protocol 1, some of the time at least
 	// loseGroup is a group that comes and goes, "" for none.
 	loseGroup string
 }
@@ -81,10 +85,17 @@ const faultTime = 60 * time.Second
 func run(o Options) Result {
 	w := newWorld(o.Seed)
 	d := w.dice("scene")
-	s := &scene{w: w, m: newModel(w), length: faultTime}
+	s := &scene{w: w, m: newModel(w), length: faultTime, legacy: map[string]bool{}}
 	for i := range 3 + d.n(3) {
-		s.ids = append(s.ids, fmt.Sprintf("t%d", i))
+		id := fmt.Sprintf("t%d", i)
+		if i > 0 && d.chance(0.5) { // of the same slot as the first
+			for k := 0; txnstate.Slot(id) != txnstate.Slot(s.ids[0]); k++ {
+				id = fmt.Sprintf("t%d-%d", i, k)
+			}
+		}
+		s.ids = append(s.ids, id)
 	}
+	s.protocols = []string{"2", "1", "", ""}[d.n(4)]
 	world := o.World
 	if world == "" {
 		world = Worlds()[d.n(len(Worlds()))]
@@ -93,7 +104,10 @@ func run(o Options) Result {
 		w: w, m: s.m, chances: w.dice("network"), slowest: 25 * time.Second,
 		loss: rate(d, 0.04), late: rate(d, 0.08), twice: rate(d, 0.08),
 	}
-	s.kit = &clientKit{w: w, m: s.m, net: net, timeout: d.between(2*time.Second, 8*time.Second)}
+	s.kit = &clientKit{w: w, m: s.m, net: net, timeout: d.between(2*time.Second, 8*time.Second), longest: 70 * time.Second}
+	if world == trioWorld {
+		s.kit.longest = 12 * time.Second
+	}
 	s.build(world, d)
 	net.c, s.kit.c = s.c, s.c
 
@@ -102,6 +116,13 @@ func run(o Options) Result {
 	until := w.start.Add(s.length)
 	for i, id := range s.ids {
 		a := &app{kit: s.kit, txnID: id, group: fmt.Sprintf("g%d", i%3), partition: int32(i), v2: d.chance(0.5), mixed: d.chance(0.3), d: w.dice("app %s", id), until: until}
+		if s.protocols != "" {
+			a.v2, a.mixed = s.protocols == "2", false
+		}
+		s.legacy[id] = !a.v2 || a.mixed
+		if a.d.chance(0.35) {
+			a.until = w.start.Add(a.d.between(10*time.Second, s.length))
+		}
 		if s.loseGroup != "" && i == 0 {
 			a.group = s.loseGroup // its positions come and go too
 		} else {
@@ -186,8 +207,12 @@ func (s *scene) build(world string, d *dice) {
 	t := tuning{
 		endWait:     []time.Duration{0, txnstate.AnswerAtDecision, 50 * time.Millisecond}[d.n(3)],
 		expireAfter: []time.Duration{0, 0, 30 * time.Second}[d.n(3)],
-		fencer:      d.chance(0.5), storeFaults: rate(d, 0.05), diskFaults: rate(d, 0.02), slow: 4 * time.Second, queue: d.chance(0.25),
+		fencer:      d.chance(0.5), storeFaults: rate(d, 0.05), diskFaults: rate(d, 0.02), slow: 4 * time.Second, queue: d.chance(0.3),
+		stale: d.chance(0.5), oneClock: d.chance(0.4), direct: d.chance(0.5),
 	}
+	// Where brokers can't ask whether they own a slot, a request of protocol 1 that
+	// is late may end the next transaction.
+	t.check = s.protocols != "2" || d.chance(0.5)
 	if d.chance(0.2) {
 		t.server = txnstate.TV1
 	}
@@ -231,9 +256,16 @@ func (s *scene) partsFaults(c *parts, d *dice) {
 	add := func(name string, do func()) {
 		s.faults = append(s.faults, fault{d.between(time.Second, s.length), name, do})
 	}
-	level := 1 + d.n(5)
+	// Where little else goes wrong, more depends on the ambushes.
+	level := max(d.n(7)-2, 0)
 	slots, offs := sortedKeys(c.slots), sortedKeys(c.offs)
-	for range d.n(3 * level) {
+	some := func(n int) int {
+		if n == 0 {
+			return d.n(2)
+		}
+		return d.n(n)
+	}
+	for range some(3 * level) {
 		i, down := d.n(3), d.skewed(15*time.Second)
 		add(fmt.Sprintf("broker %d dies for %s", i, down), func() {
 			c.kill(i)
@@ -242,7 +274,7 @@ func (s *scene) partsFaults(c *parts, d *dice) {
 			c.adopt(c.orphans())
 		})
 	}
-	for range d.n(3 * level) {
+	for range some(3 * level) {
 		i, stop := d.n(3), d.skewed(40*time.Second)
 		take := d.chance(0.5)
 		add(fmt.Sprintf("broker %d is stopped for %s", i, stop), func() {
@@ -259,11 +291,11 @@ func (s *scene) partsFaults(c *parts, d *dice) {
 			b.resume()
 		})
 	}
-	for range d.n(6 * level) {
+	for range some(6 * level) {
 		slot, to, late := slots[d.n(len(slots))], d.n(3), d.skewed(60*time.Second)
 		add(fmt.Sprintf("slot %d moves to broker %d", slot, to), func() { c.moveSlot(slot, to, late); c.adopt(c.orphans()) })
 	}
-	for range d.n(6 * level) {
+	for range some(6 * level) {
 		t, p, to := []string{"a", "b"}[d.n(2)], d.n(2), d.n(3)
 		add(fmt.Sprintf("%s-%d moves to broker %d", t, p, to), func() {
 			c.mu.Lock()
@@ -273,13 +305,20 @@ func (s *scene) partsFaults(c *parts, d *dice) {
 			c.adopt(c.orphans())
 		})
 	}
-	for range d.n(4 * level) {
+	for range some(4 * level) {
 		p, to, late := offs[d.n(len(offs))], d.n(3), d.skewed(60*time.Second)
 		add(fmt.Sprintf("offsets partition %d moves to broker %d", p, to), func() { c.moveOffsets(p, to, late); c.adopt(c.orphans()) })
 	}
 	for range d.n(3) {
 		i, by := d.n(3), d.between(-20*time.Second, 20*time.Second)
 		add(fmt.Sprintf("the clock of broker %d jumps by %s", i, by), func() { c.jump(i, by) })
+	}
+	s.ambushes(c, d, add)
+	if d.chance(0.3) {
+		add("topic tmp is deleted for good", func() {
+			s.m.deletesForGood("tmp")
+			c.remove("tmp")
+		})
 	}
 	for range d.n(3) {
 		back := d.skewed(10 * time.Second)
@@ -290,7 +329,7 @@ func (s *scene) partsFaults(c *parts, d *dice) {
 			c.mu.Lock()
 			there := c.topics["tmp"] != nil
 			c.mu.Unlock()
-			if !there {
+			if !there && !s.m.isGone("tmp") {
 				c.create("tmp", 1)
 			}
 		})
@@ -299,10 +338,10 @@ func (s *scene) partsFaults(c *parts, d *dice) {
 
 // settle waits until all has come to rest, and judges what is left.
 func (s *scene) settle(during []*reader) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
 	defer cancel()
 	w, d := s.w, s.w.dice("audit")
-	rest := 100 * time.Second
+	rest := 3*s.kit.longest + 10*time.Second // clocks have jumped, too
 	if s.loseGroup != "" {
 		rest = 60 * time.Second // what looks at a volume all the time costs some
 	}
@@ -312,6 +351,9 @@ func (s *scene) settle(during []*reader) {
 	before := w.messages
 	visible, raw := map[tp][]seen{}, map[tp][]seen{}
 	for _, p := range s.kit.topics {
+		if s.m.isGone(p.topic) {
+			continue
+		}
 		r := s.kit.reader(p, true, "after")
 		if err := r.drain(ctx); err != nil {
 			if lasting(p.topic) {
@@ -328,6 +370,9 @@ func (s *scene) settle(during []*reader) {
 			w.fail("I12", "%v", err)
 		}
 		raw[p] = all.seen
+		if lasting(p.topic) {
+			s.m.closed(p, all.log)
+		}
 	}
 	_ = before
 	for _, r := range during {
@@ -359,6 +404,14 @@ func (s *scene) settle(during []*reader) {
 	s.m.final(visible, raw, offsets, lasting)
 
 	for _, id := range s.ids {
+		if what := s.kit.unsettled(ctx, d, id); what != "" {
+			w.fail("I12", "%s", what)
+		}
+	}
+	for n := range s.c.nodes() {
+		s.listed(ctx, n)
+	}
+	for _, id := range s.ids {
 		i := s.kit.instance(id, id+".audit", true)
 		c, end := context.WithTimeout(ctx, 20*time.Second)
 		if v := i.init(c); v != ok {
@@ -369,11 +422,81 @@ func (s *scene) settle(during []*reader) {
 	s.c.check()
 }
 
-// check looks at what only the inside shows.
+// unsettled is what DescribeTransactions tells of an id that has not come to rest.
+func (k *clientKit) unsettled(ctx context.Context, d *dice, id string) string {
+	said := "nothing"
+	for range 100 {
+		req := kmsg.NewPtrDescribeTransactionsRequest()
+		req.TransactionalIDs = []string{id}
+		if to := k.coordinator(ctx, d, 1, id); to >= 0 {
+			if resp, err := k.net.send(ctx, "", to, req, k.timeout, call{}); err == nil {
+				st := resp.(*kmsg.DescribeTransactionsResponse).TransactionStates[0]
+				switch {
+				case txnstate.Code(st.ErrorCode) == txnstate.CodeTxnIDNotFound:
+					return ""
+				case st.ErrorCode != 0:
+					said = code(st.ErrorCode)
+				case len(st.Topics) > 0 || !slices.Contains([]string{"Empty", "CompleteCommit", "CompleteAbort"}, st.State):
+					return fmt.Sprintf("%s is described as %s, with %d topics", id, st.State, len(st.Topics))
+				default:
+					return ""
+				}
+			}
+		}
+		sleep(ctx, 200*time.Millisecond)
+	}
+	return fmt.Sprintf("%s can't be described: %s", id, said)
+}
+
+// listed looks at what a broker lists: nothing that is open or decided.
+func (s *scene) listed(ctx context.Context, node int) {
+	req := kmsg.NewPtrListTransactionsRequest()
+	resp, err := s.kit.net.send(ctx, "", node, req, s.kit.timeout, call{})
+	if err != nil {
+		s.w.fail("I12", "broker %d does not list transactions: %v", node, err)
+		return
+	}
+	for _, st := range resp.(*kmsg.ListTransactionsResponse).TransactionStates {
+		if st.TransactionState == "Ongoing" || strings.HasPrefix(st.TransactionState, "Prepare") {
+			s.w.fail("I12", "broker %d lists %s as %s", node, st.TransactionalID, st.TransactionState)
+		}
+	}
+}
+
+// check looks at what only the inside shows: what works on nothing keeps nothing.
 func (c *parts) check() {
 	for i := range c.nodes() {
-		if b := c.up(i); b != nil && b.dispatcher.Pending() > 0 {
-			c.w.fail("I12", "%s still has %d decided transactions to deliver", b.name, b.dispatcher.Pending())
+		b := c.up(i)
+		if b == nil {
+			continue
 		}
+		if n := b.dispatcher.Pending(); n > 0 {
+			c.w.fail("I12", "%s still has %d decided transactions to deliver", b.name, n)
+		}
+		if n := b.reaper.Len(); n > len(c.ids) {
+			c.w.fail("I13", "%s has deadlines of %d ids, and there are %d", b.name, n, len(c.ids))
+		}
+	}
+	count := func(dir string, most int, count func(string) bool) {
+		es, err := c.files.ReadDir(dir)
+		if err != nil {
+			return // nobody has made it
+		}
+		var names []string
+		for _, e := range es {
+			if !e.IsDir() && count(e.Name()) {
+				names = append(names, e.Name())
+			}
+		}
+		if len(names) > most {
+			c.w.fail("I13", "%s has %d files, and %d are enough: %v", dir, len(names), most, names)
+		}
+	}
+	for i := range c.nodes() {
+		// What a dead process had begun stays until its broker writes there again.
+		count(fmt.Sprintf("shared/marker_queue/to-%d", i), 0, func(n string) bool { return strings.HasSuffix(n, ".entry") })
+	}
+	for slot := range c.slots {
+		count(fmt.Sprintf("shared/txn_state/.versions/slot-%d", slot), 20, func(string) bool { return true })
 	}
 }

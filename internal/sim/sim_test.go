@@ -24,7 +24,7 @@ func TestTheClusterKeepsItsPromisesWhateverFails(t *testing.T) {
 		if len(r.Broken) == 0 {
 			continue
 		}
-		for _, l := range r.Story[max(0, len(r.Story)-2000):] {
+		for _, l := range sim.Short(r.Story, r.Broken[0]) {
 			t.Log(l)
 		}
 		require.Empty(t, r.Broken, "go run ./internal/sim/cmd/sim -world %s -seeds %d -story", r.World, seed)

@@ -200,9 +200,14 @@ func run() error {
 		if len(r.Broken) > 0 {
 			failed = append(failed, r)
 			fmt.Printf("seed %d, world %s, story %x:\n  %s\n", r.Seed, r.World, r.Hash, strings.Join(r.Broken, "\n  "))
+			if !*story {
+				for _, l := range sim.Short(r.Story, r.Broken[0]) {
+					fmt.Println("   ", l)
+				}
+			}
 			if path := filepath.Join(os.TempDir(), fmt.Sprintf("kafkatxn-sim-%d.txt", r.Seed)); !*story && crash == "" {
 				if err := os.WriteFile(path, []byte(strings.Join(r.Story, "\n")+"\n"), 0o600); err == nil {
-					fmt.Println("  what happened is in", path)
+					fmt.Println("  all that happened is in", path)
 				}
 			}
 		} else if from == to || *hashes {
