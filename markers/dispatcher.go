@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -74,7 +75,8 @@ type Dispatcher struct {
 	workers sync.WaitGroup
 	queues  map[Target]*queue
 	later   laterHeap
-	jobs    map[*job]struct{}
+	jobs    job // a ring, of which this is no job
+	pending int // jobs in the ring
 }
 
 var _ txnstate.Dispatcher = (*Dispatcher)(nil)
@@ -82,19 +84,23 @@ var _ txnstate.Dispatcher = (*Dispatcher)(nil)
 // job is one decided transaction.
 type job struct {
 	outcome txnstate.Outcome
-	slot    int
 	applied func([]txnstate.Participant)
 	left    int // participants not done; guarded by Dispatcher.mu
 	dropped atomic.Bool
+
+	next, prev *job    // in Dispatcher.jobs and guarded by its mu; nil outside
+	few        [4]item // memory for the items of most
 }
 
 // item is one participant of a job.
 type item struct {
 	job     *job
-	p       txnstate.Participant
-	attempt int
+	n       int32 // of the outcome's participants
+	attempt int32
 	due     time.Time // while it waits in the heap
 }
+
+func (it *item) p() txnstate.Participant { return it.job.outcome.Participants[it.n] }
 
 func (it *item) delivery() Delivery {
 	o := &it.job.outcome
@@ -103,7 +109,7 @@ func (it *item) delivery() Delivery {
 			TxnID: o.TxnID, Producer: o.Producer, Commit: o.Commit,
 			CoordinatorEpoch: o.CoordinatorEpoch, TransactionVersion: o.TransactionVersion,
 		},
-		Participant: it.p, TxnSeq: o.TxnSeq, Again: o.Again,
+		Participant: it.p(), TxnSeq: o.TxnSeq, Again: o.Again,
 	}
 }
 
@@ -149,50 +155,55 @@ func NewDispatcher(cfg Config) (*Dispatcher, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Dispatcher{
+	d := &Dispatcher{
 		cfg: cfg, wake: make(chan struct{}, 1), rng: rand.New(rand.NewPCG(cfg.Seed, 0)),
-		queues: map[Target]*queue{}, jobs: map[*job]struct{}{},
-	}, nil
+		queues: map[Target]*queue{},
+	}
+	d.jobs.next, d.jobs.prev = &d.jobs, &d.jobs
+	return d, nil
 }
 
 // Dispatch takes a decided transaction over; see txnstate.Dispatcher.
 func (d *Dispatcher) Dispatch(o txnstate.Outcome, applied func([]txnstate.Participant)) {
-	j := &job{outcome: o, slot: txnstate.Slot(o.TxnID), applied: applied, left: len(o.Participants)}
-	d.mu.Lock()
-	d.jobs[j] = struct{}{}
-	d.mu.Unlock()
-	items := make([]item, len(o.Participants))
+	j := &job{outcome: o, applied: applied, left: len(o.Participants)}
+	items := j.few[:min(j.left, len(j.few))]
+	if j.left > len(items) {
+		items = make([]item, j.left)
+	}
 	for i := range items {
-		items[i] = item{job: j, p: o.Participants[i]}
+		items[i].job, items[i].n = j, int32(i)
 	}
-	for len(items) > 0 {
-		items = items[d.routeSome(items):]
-	}
-}
-
-// routeSome queues the first of items, and those after it that have the same
-// leader, and is how many those are.
-func (d *Dispatcher) routeSome(items []item) int {
-	to, standing := d.leader(items[0].p)
-	if standing != Known {
-		d.place(&items[0], to, standing)
-		return 1
-	}
-	n := 1
-	for n < len(items) {
-		t, s := d.leader(items[n].p)
-		if s != Known || t != to {
-			break // it is asked for again: the answer may change at any time
+	for begun := false; len(items) > 0; begun = true {
+		n, to, standing := d.together(items)
+		d.mu.Lock()
+		if !begun {
+			d.begin(j)
 		}
-		n++
+		if standing == Known {
+			d.enqueue(to, items[:n])
+		}
+		d.mu.Unlock()
+		if standing != Known {
+			d.place(&items[0], to, standing)
+		}
+		items = items[n:]
 	}
-	d.enqueue(to, items[:n])
-	return n
 }
 
+// together is where the first of items goes, and how many go there with it.
+func (d *Dispatcher) together(items []item) (n int, to Target, standing Standing) {
+	to, standing = d.leader(items[0].p())
+	for n = 1; n < len(items) && standing == Known; n++ {
+		// One that goes elsewhere is asked for again: the answer may change at any time.
+		if t, s := d.leader(items[n].p()); s != Known || t != to {
+			break
+		}
+	}
+	return n, to, standing
+}
+
+// enqueue adds to the queue of a target. d.mu is held.
 func (d *Dispatcher) enqueue(to Target, items []item) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	q := d.queues[to]
 	if q == nil {
 		q = &queue{}
@@ -204,15 +215,33 @@ func (d *Dispatcher) enqueue(to Target, items []item) {
 	d.staff(to, q)
 }
 
+// begin and end keep the books of what is under way. d.mu is held.
+func (d *Dispatcher) begin(j *job) {
+	j.next, j.prev = &d.jobs, d.jobs.prev
+	j.prev.next, j.next.prev = j, j
+	d.pending++
+}
+
+func (d *Dispatcher) end(j *job) {
+	if j.next == nil {
+		return // it was cancelled
+	}
+	j.prev.next, j.next.prev = j.next, j.prev
+	j.next, j.prev = nil, nil
+	d.pending--
+}
+
 // Cancel drops what is queued of a slot; see txnstate.Dispatcher.
 func (d *Dispatcher) Cancel(slot int, epoch int32) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for j := range d.jobs {
-		if j.slot == slot && j.outcome.CoordinatorEpoch <= epoch {
+	for j := d.jobs.next; j != &d.jobs; {
+		next := j.next
+		if j.outcome.CoordinatorEpoch <= epoch && txnstate.Slot(j.outcome.TxnID) == slot {
 			j.dropped.Store(true)
-			delete(d.jobs, j)
+			d.end(j)
 		}
+		j = next
 	}
 }
 
@@ -220,7 +249,7 @@ func (d *Dispatcher) Cancel(slot int, epoch int32) {
 func (d *Dispatcher) Pending() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return len(d.jobs)
+	return d.pending
 }
 
 // Run delivers until ctx is done, waits for the calls under way, and returns
@@ -278,7 +307,7 @@ func (d *Dispatcher) route(it *item) {
 	if it.job.dropped.Load() {
 		return
 	}
-	to, standing := d.leader(it.p)
+	to, standing := d.leader(it.p())
 	d.place(it, to, standing)
 }
 
@@ -295,7 +324,7 @@ func (d *Dispatcher) place(it *item, to Target, standing Standing) {
 		d.staff(to, q)
 		d.mu.Unlock()
 	case Gone:
-		d.cfg.Logger.Info("participant is deleted and counts as done", "txn_id", it.job.outcome.TxnID, "participant", it.p.String())
+		d.cfg.Logger.Info("participant is deleted and counts as done", "txn_id", it.job.outcome.TxnID, "participant", it.p().String())
 		d.finish([]*item{it})
 	default:
 		d.retry(it, Retry)
@@ -326,6 +355,7 @@ func (d *Dispatcher) work(ctx context.Context, to Target, q *queue) {
 	var more chan struct{} // holds one element when this worker is called
 	var timer *time.Timer
 	var batch []*item
+	var ds []Delivery // memory for those of a call
 	for {
 		d.mu.Lock()
 		if clear(batch); cap(batch) > cap(q.spare) && cap(batch) <= d.cfg.BatchSize {
@@ -341,7 +371,7 @@ func (d *Dispatcher) work(ctx context.Context, to Target, q *queue) {
 			}
 			d.staff(to, q) // what is left need not wait for this call
 			d.mu.Unlock()
-			d.send(ctx, to, batch)
+			ds = d.send(ctx, to, batch, ds)
 			continue
 		}
 		batch = nil
@@ -363,6 +393,9 @@ func (d *Dispatcher) work(ctx context.Context, to Target, q *queue) {
 		select {
 		case <-more:
 			called = true
+			// Those who are about to bring more go first: their markers share the
+			// call. Who is alone loses nothing.
+			runtime.Gosched()
 		case <-timer.C:
 		case <-ctx.Done():
 		}
@@ -388,8 +421,9 @@ func (d *Dispatcher) dismiss(to Target, q *queue) {
 	}
 }
 
-func (d *Dispatcher) send(ctx context.Context, to Target, batch []*item) {
-	ds := make([]Delivery, 0, len(batch))
+// send makes one call of the sink. ds is memory for it, and is given back.
+func (d *Dispatcher) send(ctx context.Context, to Target, batch []*item, ds []Delivery) []Delivery {
+	ds = slices.Grow(ds[:0], len(batch))
 	live := batch[:0]
 	for _, it := range batch {
 		if !it.job.dropped.Load() {
@@ -397,11 +431,12 @@ func (d *Dispatcher) send(ctx context.Context, to Target, batch []*item) {
 		}
 	}
 	if len(live) == 0 {
-		return
+		return ds
 	}
 	call, cancel := context.WithTimeout(ctx, d.cfg.CallTimeout)
 	results := d.write(call, to, ds)
 	cancel()
+	clear(ds)
 	done := live[:0]
 	for i, it := range live {
 		r := Retry
@@ -421,6 +456,7 @@ func (d *Dispatcher) send(ctx context.Context, to Target, batch []*item) {
 		}
 	}
 	d.finish(done)
+	return ds
 }
 
 // askOpen judges a participant that knows a newer epoch of the producer id. The
@@ -430,7 +466,7 @@ func (d *Dispatcher) askOpen(ctx context.Context, to Target, it *item) Result {
 	asker, ok := d.cfg.Sink.(OpenChecker)
 	if !ok {
 		d.cfg.Logger.Error("a leader knows a newer epoch of a decided transaction, and can't be asked whether it is closed",
-			"txn_id", it.job.outcome.TxnID, "producer_id", it.job.outcome.Producer.ID, "epoch", it.job.outcome.Producer.Epoch, "participant", it.p.String())
+			"txn_id", it.job.outcome.TxnID, "producer_id", it.job.outcome.Producer.ID, "epoch", it.job.outcome.Producer.Epoch, "participant", it.p().String())
 		return Retry
 	}
 	call, cancel := context.WithTimeout(ctx, d.cfg.CallTimeout)
@@ -441,7 +477,7 @@ func (d *Dispatcher) askOpen(ctx context.Context, to Target, it *item) Result {
 		return Retry
 	case open:
 		d.cfg.Logger.Error("a leader refuses the marker of a transaction that is open there: its producer id has a newer epoch",
-			"txn_id", it.job.outcome.TxnID, "producer_id", it.job.outcome.Producer.ID, "epoch", it.job.outcome.Producer.Epoch, "participant", it.p.String())
+			"txn_id", it.job.outcome.TxnID, "producer_id", it.job.outcome.Producer.ID, "epoch", it.job.outcome.Producer.Epoch, "participant", it.p().String())
 		return Retry
 	}
 	return Applied
@@ -460,7 +496,7 @@ func (d *Dispatcher) finish(items []*item) {
 	d.mu.Lock()
 	for _, it := range items {
 		if it.job.left--; it.job.left == 0 {
-			delete(d.jobs, it.job)
+			d.end(it.job)
 		}
 	}
 	d.mu.Unlock()
@@ -475,7 +511,7 @@ func (d *Dispatcher) finish(items []*item) {
 			if n != len(ps) {
 				ps = make([]txnstate.Participant, n)
 				for i := range ps {
-					ps[i] = items[i].p
+					ps[i] = items[i].p()
 				}
 			}
 			j.applied(ps)
@@ -488,10 +524,10 @@ func (d *Dispatcher) finish(items []*item) {
 func (d *Dispatcher) stop(it *item, r Result) {
 	d.cfg.Logger.Error("delivery of a decided transaction stopped until another coordinator epoch takes over", "result", r.String(),
 		"txn_id", it.job.outcome.TxnID, "producer_id", it.job.outcome.Producer.ID, "epoch", it.job.outcome.Producer.Epoch,
-		"coordinator_epoch", it.job.outcome.CoordinatorEpoch, "participant", it.p.String())
+		"coordinator_epoch", it.job.outcome.CoordinatorEpoch, "participant", it.p().String())
 	it.job.dropped.Store(true)
 	d.mu.Lock()
-	delete(d.jobs, it.job)
+	d.end(it.job)
 	d.mu.Unlock()
 	if f := d.cfg.Observer.Stopped; f != nil {
 		f(it.delivery(), r)
@@ -505,7 +541,7 @@ func (d *Dispatcher) retry(it *item, r Result) {
 		pause = min(pause, d.cfg.RetryMin<<it.attempt)
 	}
 	it.attempt++
-	attempt := it.attempt // once it is in the heap the next attempt may begin
+	attempt := int(it.attempt) // once it is in the heap the next attempt may begin
 	d.mu.Lock()
 	pause = pause/2 + time.Duration(d.rng.Int64N(int64(pause)/2+1))
 	it.due = time.Now().Add(pause)
@@ -519,7 +555,7 @@ func (d *Dispatcher) retry(it *item, r Result) {
 		}
 	}
 	if attempt == 10 {
-		d.cfg.Logger.Warn("a participant does not take its marker, is tried again", "txn_id", it.job.outcome.TxnID, "participant", it.p.String(), "result", r.String())
+		d.cfg.Logger.Warn("a participant does not take its marker, is tried again", "txn_id", it.job.outcome.TxnID, "participant", it.p().String(), "result", r.String())
 	}
 	if f := d.cfg.Observer.Retry; f != nil {
 		f(it.delivery(), r, attempt, pause)

@@ -10,7 +10,7 @@ import (
 // completion is a decided transaction whose participants are being told. It
 // lives in memory only: the record says the same to the next process.
 type completion struct {
-	slot    int
+	h       uint32 // of the id
 	rec     Record // as decided, and as stored when the completion was begun
 	outcome Outcome
 	done    chan struct{} // closed when the transaction is complete, or not ours any more
@@ -36,14 +36,15 @@ type completions struct {
 // ownership has begun one, that stays, and who asks for an older one, in a load
 // that took its time, gets one that is over.
 func (cs *completions) begin(rec Record, epoch int32, again bool) *completion {
-	s := &cs.shards[hash32(rec.TxnID)%uint32(len(cs.shards))]
+	h := hash32(rec.TxnID)
+	s := &cs.shards[h%uint32(len(cs.shards))]
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old := s.m[rec.TxnID]
 	if old != nil && old.outcome.TxnSeq == rec.TxnSeq && old.outcome.Producer == rec.Producer && old.outcome.CoordinatorEpoch == epoch {
 		return old
 	}
-	c := &completion{slot: Slot(rec.TxnID), rec: rec, outcome: rec.Outcome(epoch), done: make(chan struct{}), rest: rec.Participants}
+	c := &completion{h: h, rec: rec, outcome: rec.Outcome(epoch), done: make(chan struct{}), rest: rec.Participants}
 	c.outcome.Again = again
 	switch {
 	case old != nil && old.outcome.CoordinatorEpoch > epoch:
@@ -59,8 +60,8 @@ func (cs *completions) begin(rec Record, epoch int32, again bool) *completion {
 	return c
 }
 
-func (cs *completions) get(id string) *completion {
-	s := &cs.shards[hash32(id)%uint32(len(cs.shards))]
+func (cs *completions) get(h uint32, id string) *completion {
+	s := &cs.shards[h%uint32(len(cs.shards))]
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.m[id]
@@ -68,7 +69,7 @@ func (cs *completions) get(id string) *completion {
 
 // remove ends c. A newer completion of the id stays (KAFKA-16352).
 func (cs *completions) remove(c *completion) {
-	s := &cs.shards[hash32(c.outcome.TxnID)%uint32(len(cs.shards))]
+	s := &cs.shards[c.h%uint32(len(cs.shards))]
 	s.mu.Lock()
 	if s.m[c.outcome.TxnID] == c {
 		delete(s.m, c.outcome.TxnID)
@@ -83,7 +84,7 @@ func (cs *completions) drop(slot int, epoch int32) {
 		s := &cs.shards[i]
 		s.mu.Lock()
 		for id, c := range s.m {
-			if c.slot == slot && c.outcome.CoordinatorEpoch <= epoch {
+			if c.slot() == slot && c.outcome.CoordinatorEpoch <= epoch {
 				delete(s.m, id)
 				c.end()
 			}
@@ -91,6 +92,8 @@ func (cs *completions) drop(slot int, epoch int32) {
 		s.mu.Unlock()
 	}
 }
+
+func (c *completion) slot() int { return int(c.h % Slots) }
 
 func (c *completion) end() {
 	c.mu.Lock()
@@ -114,11 +117,11 @@ func (c *completion) remaining() []Participant {
 // one had found the decision and begun to carry it out. Under protocol 1 a leader
 // could not tell such a marker from one of the next transaction (I4), so that one
 // has to wait.
-func (c *Coordinator) delivering(rec Record) bool {
+func (c *Coordinator) delivering(h uint32, rec *Record) bool {
 	if rec.State.Decided() {
 		return false
 	}
-	comp := c.under.get(rec.TxnID)
+	comp := c.under.get(h, rec.TxnID)
 	return comp != nil && comp.outcome.Producer == rec.Producer && len(comp.remaining()) > 0
 }
 
@@ -146,10 +149,10 @@ func (c *Coordinator) dispatch(comp *completion) {
 		return
 	}
 	c.cfg.Dispatcher.Dispatch(comp.outcome, func(ps []Participant) { c.applied(comp, ps) })
-	if p, epoch := c.slots[comp.slot].state(); p == away || epoch != comp.outcome.CoordinatorEpoch {
+	if p, epoch := c.slots[comp.slot()].state(); p == away || epoch != comp.outcome.CoordinatorEpoch {
 		// The slot was lost meanwhile, and what was cancelled and dropped then did
 		// not have this: its callers would wait until Run ends.
-		c.cfg.Dispatcher.Cancel(comp.slot, comp.outcome.CoordinatorEpoch)
+		c.cfg.Dispatcher.Cancel(comp.slot(), comp.outcome.CoordinatorEpoch)
 		c.under.remove(comp)
 	}
 }
@@ -181,7 +184,7 @@ func (c *Coordinator) finishNow(comp *completion) bool {
 	}
 	defer c.life.leave()
 	o := &comp.outcome
-	h := hash32(o.TxnID)
+	h := comp.h
 	if !c.locks.try(h, o.TxnID) {
 		return false
 	}

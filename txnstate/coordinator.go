@@ -19,15 +19,16 @@ import (
 // caller's waiting only: a change that has begun is finished, and its effects
 // performed, for as long as Run runs.
 type Coordinator struct {
-	cfg   Config
-	ready chan struct{}
-	life  lifetime
-	locks idLocks
-	under completions
-	now   LaterNow         // the store's ability, or nil
-	check OwnershipChecker // the ownership's ability, or nil
-	calls sync.Pool        // of *call
-	waits sync.Pool        // of *time.Timer
+	cfg     Config
+	ready   chan struct{}
+	life    lifetime
+	locks   idLocks
+	under   completions
+	now     LaterNow // abilities of the store, or nil
+	starter Starter
+	check   OwnershipChecker // the ownership's ability, or nil
+	calls   sync.Pool        // of *call
+	waits   sync.Pool        // of *time.Timer
 
 	slots [Slots]slot
 	ids   atomic.Int64 // records in the slots owned
@@ -43,9 +44,11 @@ func New(cfg Config) (*Coordinator, error) {
 	}
 	c := &Coordinator{cfg: cfg.withDefaults(), ready: make(chan struct{})}
 	c.now, _ = cfg.Store.(LaterNow)
+	c.starter, _ = cfg.Store.(Starter)
 	c.check, _ = cfg.Ownership.(OwnershipChecker)
 	for i := range c.slots {
 		c.slots[i].epoch = -1
+		c.slots[i].show()
 	}
 	return c, nil
 }
@@ -152,6 +155,14 @@ func (c *Coordinator) doAt(ctx context.Context, id string, ev Event, at time.Tim
 	if err := ctx.Err(); err != nil {
 		return result{}, err
 	}
+	switch ev.(type) {
+	case Add, End:
+		if c.starter != nil && c.check == nil {
+			if r, ok, err := c.prompt(ctx, id, ev); ok {
+				return r, err
+			}
+		}
+	}
 	if ctx.Done() == nil {
 		run, ok := c.life.enter()
 		if !ok {
@@ -165,7 +176,7 @@ func (c *Coordinator) doAt(ctx context.Context, id string, ev Event, at time.Tim
 		k = &call{c: c, done: make(chan struct{}, 1)}
 		k.run = k.work
 	}
-	k.ctx, k.id, k.ev, k.at = ctx, id, ev, at
+	k.ctx, k.id, k.ev, k.at = ctx, id, kept(ev), at
 	if !c.life.spawn(k.run) {
 		return result{}, c.notRunning(id)
 	}
@@ -176,8 +187,13 @@ func (c *Coordinator) doAt(ctx context.Context, id string, ev Event, at time.Tim
 		c.calls.Put(k)
 		return r, err
 	case <-ctx.Done():
-		return result{}, CodeCoordinatorNotAvailable.Errorf(id, "the caller stopped waiting for %s, which may yet happen: %w", ev.Name(), ctx.Err())
+		return result{}, c.left(ctx, id, ev)
 	}
+}
+
+// left is the answer to a caller whom nobody hears any more.
+func (c *Coordinator) left(ctx context.Context, id string, ev Event) error {
+	return CodeCoordinatorNotAvailable.Errorf(id, "the caller stopped waiting for %s, which may yet happen: %w", nameOf(ev), ctx.Err())
 }
 
 // call is work that its caller may leave. One that was not left is used again.
@@ -274,45 +290,10 @@ func (c *Coordinator) apply(run context.Context, h uint32, id string, ev Event, 
 		if err != nil {
 			return result{}, err
 		}
-		d, err := Step(rec, ev, at)
-		r := result{Decision: d, from: rec}
-		if errors.Is(err, ErrNeedProducerID) {
+		r := result{from: rec}
+		write, err := c.judge(run, h, id, ev, epoch, at, &r)
+		if err != nil || !write {
 			return r, err
-		}
-		// Before a write too: a request whose caller has long gone on with the next
-		// owner would else be carried out on what that one has made of the record,
-		// and end its next transaction (F22). Where the answer is yes, the write is
-		// refused if anybody has changed the record since it was read.
-		if err := c.still(run, h, id, epoch); err != nil {
-			return result{from: rec}, err
-		}
-		if rec.State.Decided() && (err != nil || d.Write == WriteNone) {
-			// Somebody waits for the completion: it is seen to here too, in case
-			// the decision was stored by a write whose answer nobody got (I11).
-			r.comp = c.heal(rec, epoch)
-		}
-		if err != nil {
-			return r, err
-		}
-		switch ev.(type) {
-		case Add, Verify, End:
-			if c.delivering(rec) {
-				return result{from: rec}, stillDelivering(id)
-			}
-		}
-		if d.Write == WriteNone {
-			// What made it look due may be out of date, and a transaction may have
-			// been opened by a former owner whose write came after this one had
-			// loaded the slot.
-			c.setDeadline(rec)
-			return r, nil
-		}
-		if !rec.Known() && c.cfg.Limits.TransactionalIDs >= 0 && c.ids.Load() >= int64(c.cfg.Limits.TransactionalIDs) {
-			// Retriable: idle ids expire, and a client must not give up for good.
-			return r, CodeCoordinatorNotAvailable.Errorf(id, "%d transactional ids are known, and no more are allowed", c.cfg.Limits.TransactionalIDs)
-		}
-		if now, err := c.ownedAt(h, id); err != nil || now != epoch {
-			return r, CodeNotCoordinator.Errorf(id, "the slot was lost, nothing is written")
 		}
 		written, sure, err := c.write(run, &r.Decision)
 		if err != nil {
@@ -321,27 +302,80 @@ func (c *Coordinator) apply(run context.Context, h uint32, id string, ev Event, 
 		if written && !sure && plainBump(ev, r) {
 			written = false // what is there may be another broker's, for another client
 		}
-		if !written {
-			lost = CodeCoordinatorNotAvailable.Errorf(id, "the record was changed by another process, or the store did not take %s", ev.Name())
-			continue
+		if written {
+			err := c.stored(run, h, id, epoch, &r)
+			return r, err
 		}
-		if p, now := c.slots[h%Slots].state(); p == away || now != epoch {
-			return c.outlived(r, p, now)
-		}
-		if r.Effects.Markers {
-			switch err := c.still(run, h, id, epoch); {
-			case errors.Is(err, ErrNotCoordinator):
-				p, now := c.slots[h%Slots].state()
-				return c.outlived(r, p, now)
-			case err != nil:
-				c.written(&r, epoch)
-				return r, err // it is carried out, and the caller comes again
-			}
-		}
-		c.written(&r, epoch)
-		return r, nil
+		lost = CodeCoordinatorNotAvailable.Errorf(id, "the record was changed by another process, or the store did not take %s", nameOf(ev))
 	}
 	return result{}, lost
+}
+
+// judge is what an event makes of the record r.from, up to the write; false where
+// there is none.
+func (c *Coordinator) judge(run context.Context, h uint32, id string, ev Event, epoch int32, at time.Time, r *result) (write bool, err error) {
+	rec := &r.from
+	r.Decision, err = Step(*rec, ev, at)
+	if errors.Is(err, ErrNeedProducerID) {
+		return false, err
+	}
+	// Before a write too: a request whose caller has long gone on with the next
+	// owner would else be carried out on what that one has made of the record,
+	// and end its next transaction (F22). Where the answer is yes, the write is
+	// refused if anybody has changed the record since it was read.
+	if err := c.still(run, h, id, epoch); err != nil {
+		r.Decision = Decision{}
+		return false, err
+	}
+	if rec.State.Decided() && (err != nil || r.Write == WriteNone) {
+		// Somebody waits for the completion: it is seen to here too, in case
+		// the decision was stored by a write whose answer nobody got (I11).
+		r.comp = c.heal(*rec, epoch)
+	}
+	if err != nil {
+		return false, err
+	}
+	switch ev.(type) {
+	case Add, Verify, End:
+		if c.delivering(h, rec) {
+			r.Decision = Decision{}
+			return false, stillDelivering(id)
+		}
+	}
+	if r.Write == WriteNone {
+		// What made it look due may be out of date, and a transaction may have
+		// been opened by a former owner whose write came after this one had
+		// loaded the slot.
+		c.setDeadline(rec)
+		return false, nil
+	}
+	if !rec.Known() && c.cfg.Limits.TransactionalIDs >= 0 && c.ids.Load() >= int64(c.cfg.Limits.TransactionalIDs) {
+		// Retriable: idle ids expire, and a client must not give up for good.
+		return false, CodeCoordinatorNotAvailable.Errorf(id, "%d transactional ids are known, and no more are allowed", c.cfg.Limits.TransactionalIDs)
+	}
+	if now, err := c.ownedAt(h, id); err != nil || now != epoch {
+		return false, CodeNotCoordinator.Errorf(id, "the slot was lost, nothing is written")
+	}
+	return true, nil
+}
+
+// stored is what follows in the id's turn from a decision that was written.
+func (c *Coordinator) stored(run context.Context, h uint32, id string, epoch int32, r *result) error {
+	if p, now := c.slots[h%Slots].state(); p == away || now != epoch {
+		return c.outlived(r, p, now)
+	}
+	if r.Effects.Markers {
+		switch err := c.still(run, h, id, epoch); {
+		case errors.Is(err, ErrNotCoordinator):
+			p, now := c.slots[h%Slots].state()
+			return c.outlived(r, p, now)
+		case err != nil:
+			c.written(r, epoch)
+			return err // it is carried out, and the caller comes again
+		}
+	}
+	c.written(r, epoch)
+	return nil
 }
 
 // outlived is for a change that was stored after its ownership had ended: the
@@ -349,14 +383,14 @@ func (c *Coordinator) apply(run context.Context, h uint32, id string, ev Event, 
 // and it is the next owner, met by the caller's retry or by the transaction's
 // timeout, who carries out what was decided; no marker leaves here (F14). Where
 // this process is the next owner itself, it does both now.
-func (c *Coordinator) outlived(r result, p phase, epoch int32) (result, error) {
+func (c *Coordinator) outlived(r *result, p phase, epoch int32) error {
 	if p != away {
-		c.setDeadline(r.Next)
+		c.setDeadline(&r.Next)
 		if r.Effects.Markers {
 			r.comp = c.under.begin(r.Next, epoch, false)
 		}
 	}
-	return r, CodeNotCoordinator.Errorf(r.from.TxnID, "the slot was lost while the change was stored")
+	return CodeNotCoordinator.Errorf(r.from.TxnID, "the slot was lost while the change was stored")
 }
 
 // load is the record as stored, checked, or Unknown.
@@ -407,6 +441,12 @@ func (c *Coordinator) write(ctx context.Context, d *Decision) (written, sure boo
 			d.Next.Version = v
 		}
 	}
+	return c.ended(ctx, d, old, err)
+}
+
+// ended is write when the store has answered. old is the version before.
+func (c *Coordinator) ended(ctx context.Context, d *Decision, old Version, err error) (written, sure bool, _ error) {
+	id := d.Next.TxnID
 	switch {
 	case err == nil:
 		return true, true, nil
@@ -450,14 +490,14 @@ func (c *Coordinator) written(r *result, epoch int32) {
 	if r.Write == WriteLater {
 		c.dirty.Store(true)
 	}
-	c.setDeadline(r.Next)
+	c.setDeadline(&r.Next)
 	if r.Effects.Markers {
 		r.comp = c.under.begin(r.Next, epoch, false)
 	}
 }
 
 // setDeadline says when an id has to be looked at again.
-func (c *Coordinator) setDeadline(rec Record) {
+func (c *Coordinator) setDeadline(rec *Record) {
 	if c.cfg.Deadlines == nil {
 		return
 	}
@@ -479,7 +519,7 @@ func (c *Coordinator) perform(ctx context.Context, id string, ev Event, r result
 	o := &c.cfg.Observer
 	if err != nil {
 		if o.Refused != nil {
-			o.Refused(id, ev.Name(), err)
+			o.Refused(id, nameOf(ev), err)
 		}
 	} else if r.Write == WriteDelete {
 		c.cfg.Logger.Info("transactional id expired", "txn_id", id, "producer_id", r.Next.Producer.ID)

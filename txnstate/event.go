@@ -91,3 +91,29 @@ func (Applied) Name() string    { return "Applied" }
 func (TimedOut) Name() string   { return "TimedOut" }
 func (ForceAbort) Name() string { return "ForceAbort" }
 func (Expire) Name() string     { return "Expire" }
+
+// kept is an event for who keeps it. What is only looked at stays on the stack of
+// its caller: an Add and an End for each transaction are worth that.
+func kept(ev Event) Event {
+	switch ev := ev.(type) {
+	case Init:
+		return ev
+	case Add:
+		return ev
+	case Verify:
+		return ev
+	case End:
+		return ev
+	case Applied:
+		return ev
+	case TimedOut:
+		return ev
+	case ForceAbort:
+		return ev
+	case Expire:
+		return ev
+	}
+	return nil
+}
+
+func nameOf(ev Event) string { return kept(ev).Name() }

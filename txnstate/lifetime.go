@@ -4,16 +4,20 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 )
 
 // lifetime counts the goroutines and calls that Run has to wait for, and gives
 // them a context that lasts as long as Run.
 type lifetime struct {
+	opened atomic.Bool  // between start and stop
+	under  atomic.Int64 // work under way, and what is about to be refused
+
 	mu      sync.Mutex
-	ctx     context.Context // nil before start
+	ctx     context.Context // nil before start; not changed once opened
 	cancel  context.CancelFunc
 	stopped bool
-	wg      sync.WaitGroup // work under way
+	drained sync.Cond // of mu: under became 0 after stop
 
 	workers sync.WaitGroup
 	idle    []chan func(context.Context) // workers without work, the latest last
@@ -30,14 +34,15 @@ func (l *lifetime) start(ctx context.Context) error {
 		return errors.New("txnstate: Run was called before")
 	}
 	l.ctx, l.cancel = context.WithCancel(ctx)
+	l.opened.Store(!l.stopped)
 	return nil
 }
 
-// open reports whether work may begin. mu is held.
-func (l *lifetime) open() bool { return l.ctx != nil && !l.stopped && l.ctx.Err() == nil }
-
 // over is closed when Run ends; nil before start.
 func (l *lifetime) over() <-chan struct{} {
+	if l.opened.Load() {
+		return l.ctx.Done()
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ctx == nil {
@@ -49,34 +54,44 @@ func (l *lifetime) over() <-chan struct{} {
 // enter counts work that the caller does itself; false means that it may not
 // begin. leave ends it.
 func (l *lifetime) enter() (context.Context, bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.open() {
+	// In this order: either this finds it closed, or stop finds this.
+	l.under.Add(1)
+	if !l.opened.Load() || l.ctx.Err() != nil {
+		l.leave()
 		return nil, false
 	}
-	l.wg.Add(1)
 	return l.ctx, true
 }
 
-func (l *lifetime) leave() { l.wg.Done() }
+func (l *lifetime) leave() {
+	if l.under.Add(-1) == 0 && !l.opened.Load() {
+		l.mu.Lock()
+		l.drained.Broadcast()
+		l.mu.Unlock()
+	}
+}
 
 // spawn runs f in a goroutine that stop waits for; false means that it does not.
 func (l *lifetime) spawn(f func(ctx context.Context)) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.open() {
+	ctx, ok := l.enter()
+	if !ok {
 		return false
 	}
-	l.wg.Add(1)
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if n := len(l.idle) - 1; n >= 0 {
 		w := l.idle[n]
 		l.idle = l.idle[:n]
 		w <- f
 		return true
 	}
-	ctx := l.ctx
 	l.workers.Go(func() { l.work(ctx, f) })
 	return true
+}
+
+// adopt is spawn for who has entered and gives that up to f.
+func (l *lifetime) adopt(f func(ctx context.Context)) {
+	l.workers.Go(func() { l.run(l.ctx, f) })
 }
 
 // work does f, and what spawn hands over after that.
@@ -97,7 +112,7 @@ func (l *lifetime) work(ctx context.Context, f func(context.Context)) {
 }
 
 func (l *lifetime) run(ctx context.Context, f func(context.Context)) {
-	defer l.wg.Done()
+	defer l.leave()
 	f(ctx)
 }
 
@@ -106,13 +121,17 @@ func (l *lifetime) run(ctx context.Context, f func(context.Context)) {
 func (l *lifetime) stop() {
 	l.mu.Lock()
 	l.stopped = true
+	l.opened.Store(false)
 	cancel := l.cancel
+	l.drained.L = &l.mu
 	l.mu.Unlock()
 	if cancel != nil {
 		cancel()
 	}
-	l.wg.Wait()
 	l.mu.Lock()
+	for l.under.Load() != 0 {
+		l.drained.Wait()
+	}
 	for _, w := range l.idle {
 		close(w)
 	}

@@ -3,7 +3,8 @@ package txnstate
 // Observer is told what happens, for metrics and tests. Every field may be nil.
 // The functions are called without any lock held, by whichever goroutine did
 // the work, after the change is durable; they should return quickly. Calls for
-// one id may overlap and arrive out of order: Record.Version orders them.
+// one id may overlap and arrive out of order: Record.Version orders them. The
+// slices of a record are shared, and must not be changed.
 type Observer struct {
 	// Transition: a record was stored. From is its state before.
 	Transition func(from State, rec Record)

@@ -19,7 +19,9 @@ const (
 
 // slot is what the coordinator knows of one slot.
 type slot struct {
-	mu    sync.RWMutex
+	now atomic.Uint64 // phase and epoch, for who only looks: every event does, several times
+
+	mu    sync.Mutex
 	phase phase
 	epoch int32 // coordinator epoch; -1 before the first notice
 	ids   int64 // records counted into Coordinator.ids
@@ -36,6 +38,7 @@ func (s *slot) own(epoch int32, first bool) bool {
 	if first {
 		s.phase = starting
 	}
+	s.show()
 	return true
 }
 
@@ -47,6 +50,7 @@ func (s *slot) serve(epoch int32, ids int64, total *atomic.Int64) bool {
 		return false
 	}
 	s.phase = serving
+	s.show()
 	total.Add(ids - s.ids)
 	s.ids = ids
 	return true
@@ -61,6 +65,7 @@ func (s *slot) leave(epoch int32, total *atomic.Int64) bool {
 		return false
 	}
 	s.epoch, s.phase = epoch, away
+	s.show()
 	total.Add(-s.ids)
 	s.ids = 0
 	return true
@@ -75,10 +80,12 @@ func (s *slot) count(total *atomic.Int64, n int64) {
 	}
 }
 
+// show publishes what has changed. mu is held.
+func (s *slot) show() { s.now.Store(uint64(s.phase)<<32 | uint64(uint32(s.epoch))) }
+
 func (s *slot) state() (phase, int32) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.phase, s.epoch
+	now := s.now.Load()
+	return phase(now >> 32), int32(now)
 }
 
 // owned is the coordinator epoch of an id that this process serves, or why not.
@@ -187,7 +194,7 @@ func (c *Coordinator) tryLoad(ctx context.Context, i int, epoch int32) error {
 			return err
 		}
 		n++
-		c.setDeadline(rec)
+		c.setDeadline(&rec)
 		e := Resume(rec)
 		if e.Markers {
 			comp := c.under.begin(rec, epoch, true)

@@ -124,7 +124,7 @@ func (c *Coordinator) verify(run, ctx context.Context, txnID string, ev Verify) 
 		r.Decision, err = Step(r.from, ev, c.cfg.Now())
 		if lost := c.still(load, h, txnID, epoch); lost != nil {
 			r.Decision, err = Decision{}, lost
-		} else if c.delivering(r.from) {
+		} else if c.delivering(h, &r.from) {
 			r.Decision, err = Decision{}, stillDelivering(txnID)
 		}
 	}
@@ -228,7 +228,7 @@ func (c *Coordinator) Describe(ctx context.Context, txnID string) (Record, error
 	if !rec.Known() {
 		return Record{}, CodeTxnIDNotFound.Errorf(txnID, "the id is not known")
 	}
-	if comp := c.under.get(txnID); comp != nil && rec.State.Decided() && comp.outcome.Producer == rec.Producer && comp.outcome.TxnSeq == rec.TxnSeq {
+	if comp := c.under.get(hash32(txnID), txnID); comp != nil && rec.State.Decided() && comp.outcome.Producer == rec.Producer && comp.outcome.TxnSeq == rec.TxnSeq {
 		rec.Participants = append([]Participant(nil), comp.remaining()...)
 	}
 	return rec, nil

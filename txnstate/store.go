@@ -78,6 +78,33 @@ type LaterNow interface {
 	SwapNow(next Record) (v Version, ok bool)
 }
 
+// Starter is an optional ability of a Store: reads that wait for nothing but
+// memory, and Durable writes that are begun without being waited for. With it the
+// coordinator works in the goroutine of its caller, whose context may end.
+//
+// The slices of records given and returned are shared: neither side changes them,
+// neither then nor later.
+type Starter interface {
+	// LoadNow is Load. ok is false where it would have to wait, where there is no
+	// record, and where it fails.
+	LoadNow(txnID string) (rec Record, ok bool)
+	// SwapStart is Swap with Durable, up to where it would wait. Where p is nil
+	// the write is done, and v is its version; otherwise p says when it is, and
+	// until then the store's calls for the id behave as with a Swap that somebody
+	// waits for. ok is false where it can't begin, for whatever reason: nothing is
+	// changed.
+	SwapStart(next Record) (v Version, p Pending, ok bool)
+}
+
+// Pending is a write that was begun. Its methods may be called concurrently.
+type Pending interface {
+	// Done is closed when the store has done with the write.
+	Done() <-chan struct{}
+	// Err, once Done is closed, is nil where the write is done, and as of Swap
+	// otherwise.
+	Err() error
+}
+
 // Errors of a Store, for errors.Is.
 var (
 	// ErrNotFound: the store has no record of the id.

@@ -11,6 +11,7 @@ import (
 
 // batch is what one write has in it, and who waits for it.
 type batch struct {
+	store  *Store
 	frame  []byte // begun by startFrame
 	first  uint64 // sequence number of the first entry
 	count  uint64 // of entries
@@ -29,8 +30,19 @@ type op struct {
 	record  []byte // nil: deleted
 }
 
-func newBatch(frame []byte, ops []op) *batch {
-	return &batch{frame: startFrame(frame[:0]), ops: ops[:0], done: make(chan struct{})}
+func (s *Store) newBatch(frame []byte, ops []op) *batch {
+	return &batch{store: s, frame: startFrame(frame[:0]), ops: ops[:0], done: make(chan struct{})}
+}
+
+// Done implements txnstate.Pending.
+func (b *batch) Done() <-chan struct{} { return b.done }
+
+// Err implements txnstate.Pending.
+func (b *batch) Err() error {
+	if b.err == nil {
+		return nil
+	}
+	return b.store.unsure(b.err)
 }
 
 func (b *batch) empty() bool { return b.count == 0 }
@@ -115,9 +127,9 @@ func (s *Store) take(spare *batch) *batch {
 	// The bytes of a batch belong to nobody when it is written; one that was
 	// large once is not kept.
 	if spare != nil && spare.err == nil && cap(spare.frame) <= maxWaiting {
-		s.queue = newBatch(spare.frame, spare.ops)
+		s.queue = s.newBatch(spare.frame, spare.ops)
 	} else {
-		s.queue = newBatch(nil, nil)
+		s.queue = s.newBatch(nil, nil)
 	}
 	return b
 }
@@ -187,7 +199,7 @@ func (s *Store) fail(err error, b *batch) {
 		b.err = err
 		close(b.done)
 	}
-	s.queue = newBatch(nil, nil)
+	s.queue = s.newBatch(nil, nil)
 }
 
 // whyNot is why calls are not answered, nil where they are. mu is held.

@@ -53,6 +53,10 @@ func TestStoreKeepsTheContract(t *testing.T) {
 	storetest.Run(t, (&kit{}).harness())
 }
 
+func TestStoreKeepsTheContractByWhatItBegins(t *testing.T) {
+	storetest.Run(t, storetest.Started((&kit{}).harness()))
+}
+
 func TestStoreKeepsTheContractWhileSnapshotsAreWritten(t *testing.T) {
 	h := (&kit{snapshotAt: 1}).harness()
 	h.Syncs = nil // those of the snapshots count too

@@ -138,12 +138,23 @@ func (m *model) do(s *journal.Store, st step, n int) error {
 		m.wrote(st.id, &next, v, txnstate.Later, err)
 		return err
 	}
-	v, err := s.Swap(ctx, next, st.durability)
+	v, err := swap(ctx, s, next, st.durability, n)
 	if err == nil && v <= m.top {
 		return fmt.Errorf("version %d is given, and %d was before", v, m.top)
 	}
 	m.wrote(st.id, &next, v, st.durability, err)
 	return err
+}
+
+// swap is Swap, or for every other Durable write SwapStart, which begins it.
+func swap(ctx context.Context, s *journal.Store, next txnstate.Record, d txnstate.Durability, n int) (txnstate.Version, error) {
+	if d == txnstate.Durable && n%2 == 0 {
+		if v, p, ok := s.SwapStart(next); ok {
+			<-p.Done()
+			return v, p.Err()
+		}
+	}
+	return s.Swap(ctx, next, d)
 }
 
 // wantContents holds a store against the model.

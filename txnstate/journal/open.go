@@ -23,7 +23,8 @@ func Open(cfg Config) (*Store, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	s := &Store{cfg: cfg, fs: cfg.FS, turn: make(chan struct{}, 1), queue: newBatch(nil, nil), stop: make(chan struct{})}
+	s := &Store{cfg: cfg, fs: cfg.FS, turn: make(chan struct{}, 1), stop: make(chan struct{})}
+	s.queue = s.newBatch(nil, nil)
 	for i := range s.shards {
 		s.shards[i].ids = map[string]*entry{}
 	}

@@ -113,6 +113,7 @@ var (
 	_ txnstate.Store    = (*Store)(nil)
 	_ txnstate.Flusher  = (*Store)(nil)
 	_ txnstate.LaterNow = (*Store)(nil)
+	_ txnstate.Starter  = (*Store)(nil)
 )
 
 // maxWaiting is how many bytes of Later writes wait for somebody's sync.
@@ -172,6 +173,48 @@ func (s *Store) SwapNow(next txnstate.Record) (txnstate.Version, bool) {
 	}
 	b, version, _, err := s.enqueue(sh, next.TxnID, slices.Clone(encoded), txnstate.Later)
 	return txnstate.Version(version), err == nil && b == nil
+}
+
+// LoadNow implements txnstate.Starter.
+func (s *Store) LoadNow(txnID string) (txnstate.Record, bool) {
+	if s.trouble.Load() {
+		return txnstate.Record{}, false
+	}
+	sh := s.shard(txnID)
+	sh.mu.Lock()
+	e := sh.ids[txnID]
+	if e == nil || e.pending != nil {
+		sh.mu.Unlock()
+		return txnstate.Record{}, false
+	}
+	now := *e
+	sh.mu.Unlock()
+	rec, err := decode(txnID, now.version, now.record)
+	return rec, err == nil
+}
+
+// SwapStart implements txnstate.Starter.
+func (s *Store) SwapStart(next txnstate.Record) (txnstate.Version, txnstate.Pending, bool) {
+	if s.trouble.Load() {
+		return 0, nil, false
+	}
+	var buf [256]byte
+	encoded := encode(buf[:0], next)
+	if len(next.TxnID)+len(encoded)+maxEntry > maxBody {
+		return 0, nil, false
+	}
+	sh := s.shard(next.TxnID)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	e := sh.ids[next.TxnID]
+	if e == nil || e.pending != nil || e.version != uint64(next.Version) {
+		return 0, nil, false
+	}
+	b, version, full, err := s.enqueue(sh, next.TxnID, slices.Clone(encoded), txnstate.Durable)
+	if err != nil || full {
+		return 0, nil, false
+	}
+	return txnstate.Version(version), b, true
 }
 
 // Delete implements txnstate.Store.

@@ -94,6 +94,10 @@ func TestNothingIsAnsweredBeforeItsSync(t *testing.T) {
 		assert.False(t, done, "a swap that another one is ahead of")
 		_, now := s.SwapNow(next)
 		assert.False(t, now, "it does not wait")
+		_, _, begun := s.SwapStart(next)
+		assert.False(t, begun, "another write of the id is under way")
+		_, seen := s.LoadNow("a")
+		assert.False(t, seen, "what it will be is not known yet")
 
 		// Other ids are not kept waiting by what is not a write.
 		r, err := s.Load(ctx, "b")
@@ -148,6 +152,46 @@ func TestAFlushWaitsForWhatIsBeingWritten(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, v, r.Version)
 		require.NoError(t, after.Close())
+	})
+}
+
+// The same of a write that nobody waits for: it says itself when it is done.
+func TestAWriteThatWasBegunIsDoneWithItsSync(t *testing.T) {
+	inBubble(t, func(t *testing.T, fsys *crashfs.FS, s *journal.Store) {
+		next := idle("a")
+		var err error
+		next.Version, err = s.Swap(t.Context(), next, txnstate.Durable)
+		require.NoError(t, err)
+		release := fsys.HoldSyncs()
+		next.State = txnstate.Ongoing
+		v, p, ok := s.SwapStart(next)
+		require.True(t, ok)
+		synctest.Wait()
+		select {
+		case <-p.Done():
+			t.Fatal("done before its sync")
+		default:
+		}
+		release()
+		<-p.Done()
+		require.NoError(t, p.Err())
+		now, ok := s.LoadNow("a")
+		require.True(t, ok)
+		assert.Equal(t, v, now.Version)
+		assert.Equal(t, txnstate.Ongoing, now.State)
+
+		_, _, ok = s.SwapStart(next)
+		assert.False(t, ok, "from a version that is over")
+		next.Version = v
+		fsys.FailSync(0)
+		_, p, ok = s.SwapStart(next)
+		require.True(t, ok)
+		<-p.Done()
+		require.ErrorIs(t, p.Err(), txnstate.ErrUncertain)
+		_, ok = s.LoadNow("a")
+		assert.False(t, ok, "nothing is said before the repair")
+		_, _, ok = s.SwapStart(next)
+		assert.False(t, ok)
 	})
 }
 

@@ -26,13 +26,14 @@ type Store struct {
 // slots do not meet.
 type slot struct {
 	mu      sync.RWMutex
-	records map[string]*txnstate.Record // written in place, under mu only
+	records map[string]*txnstate.Record // written in place, under mu only; not what their slices hold
 	_       [64]byte                    // neighbours on one cache line would slow each other down
 }
 
 var (
 	_ txnstate.Store    = (*Store)(nil)
 	_ txnstate.LaterNow = (*Store)(nil)
+	_ txnstate.Starter  = (*Store)(nil)
 )
 
 // New is an empty store.
@@ -52,11 +53,12 @@ func (s *Store) Load(ctx context.Context, txnID string) (txnstate.Record, error)
 		return txnstate.Record{}, err
 	}
 	if rec, ok := s.slot(txnID).get(txnID); ok {
-		return rec, nil
+		return rec.Clone(), nil
 	}
 	return txnstate.Record{}, txnstate.ErrNotFound
 }
 
+// get is a record whose slices are shared.
 func (l *slot) get(txnID string) (txnstate.Record, bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -64,8 +66,11 @@ func (l *slot) get(txnID string) (txnstate.Record, bool) {
 	if !ok {
 		return txnstate.Record{}, false
 	}
-	return r.Clone(), true
+	return *r, true
 }
+
+// LoadNow implements txnstate.Starter.
+func (s *Store) LoadNow(txnID string) (txnstate.Record, bool) { return s.slot(txnID).get(txnID) }
 
 // Swap implements txnstate.Store. Durable and Later are the same here: both are
 // visible on return and last as long as the Store.
@@ -73,15 +78,22 @@ func (s *Store) Swap(ctx context.Context, next txnstate.Record, _ txnstate.Durab
 	if err := ctx.Err(); err != nil {
 		return 0, fmt.Errorf("%w: %w", txnstate.ErrUncertain, err)
 	}
-	return s.swap(next)
+	return s.swap(next.Clone())
 }
 
 // SwapNow implements txnstate.LaterNow.
 func (s *Store) SwapNow(next txnstate.Record) (txnstate.Version, bool) {
-	v, err := s.swap(next)
+	v, err := s.swap(next.Clone())
 	return v, err == nil
 }
 
+// SwapStart implements txnstate.Starter.
+func (s *Store) SwapStart(next txnstate.Record) (txnstate.Version, txnstate.Pending, bool) {
+	v, err := s.swap(next)
+	return v, nil, err == nil
+}
+
+// swap keeps the slices of next.
 func (s *Store) swap(next txnstate.Record) (txnstate.Version, error) {
 	l := s.slot(next.TxnID)
 	l.mu.Lock()
@@ -97,24 +109,8 @@ func (s *Store) swap(next txnstate.Record) (txnstate.Version, error) {
 	}
 	next.TxnID = r.TxnID
 	next.Version = txnstate.Version(s.last.Add(1))
-	next.Participants = keep(r.Participants, next.Participants)
-	next.Extra = slices.Clone(next.Extra)
 	*r = next
 	return next.Version, nil
-}
-
-// keep copies new into the memory of old where that is worth it. An idle id
-// keeps nothing, and one large transaction does not mark an id for life.
-func keep(old, new []txnstate.Participant) []txnstate.Participant {
-	if len(new) == 0 {
-		return nil
-	}
-	if cap(old) < len(new) || cap(old) > 4*len(new) {
-		return slices.Clone(new)
-	}
-	kept := append(old[:0], new...)
-	clear(kept[len(kept):cap(kept)]) // names of a former transaction
-	return kept
 }
 
 // Delete implements txnstate.Store.
@@ -150,7 +146,7 @@ func (s *Store) Slot(ctx context.Context, slot int) iter.Seq2[txnstate.Record, e
 				yield(txnstate.Record{}, err)
 				return
 			}
-			if rec, ok := l.get(id); ok && !yield(rec, nil) {
+			if rec, ok := l.get(id); ok && !yield(rec.Clone(), nil) {
 				return
 			}
 		}

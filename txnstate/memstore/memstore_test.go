@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -14,12 +15,42 @@ import (
 )
 
 func TestStoreKeepsTheContract(t *testing.T) {
-	storetest.Run(t, storetest.Harness{
-		Open: func(testing.TB) txnstate.Store { return memstore.New() },
-		// Two users of one Store are what two handles are elsewhere.
-		Peer:  func(_ testing.TB, s txnstate.Store) txnstate.Store { return s },
-		Syncs: func(txnstate.Store) int { return 0 },
-	})
+	storetest.Run(t, harness)
+}
+
+func TestStoreKeepsTheContractByWhatItBegins(t *testing.T) {
+	storetest.Run(t, storetest.Started(harness))
+}
+
+var harness = storetest.Harness{
+	Open: func(testing.TB) txnstate.Store { return memstore.New() },
+	// Two users of one Store are what two handles are elsewhere.
+	Peer:  func(_ testing.TB, s txnstate.Store) txnstate.Store { return s },
+	Syncs: func(txnstate.Store) int { return 0 },
+}
+
+// The slices of what LoadNow gave, and SwapStart took, are never written to.
+func TestSharedSlicesStayAsTheyWere(t *testing.T) {
+	s := memstore.New()
+	r := idle("id")
+	r.Version, _ = s.Swap(t.Context(), r, txnstate.Durable)
+	three := []txnstate.Participant{txnstate.Partition("a", 1), txnstate.Partition("a", 2), txnstate.Partition("a", 3)}
+	r.State, r.Participants = txnstate.Ongoing, slices.Clone(three)
+	r.Version, _, _ = s.SwapStart(r)
+	before, _ := s.LoadNow("id")
+	for _, d := range []txnstate.Durability{txnstate.Durable, txnstate.Later} {
+		next := r
+		next.Participants = []txnstate.Participant{txnstate.Partition("b", 1), txnstate.Partition("b", 2)}
+		r.Version, _ = s.Swap(t.Context(), next, d)
+		next.Participants[0].Name = "changed" // it is the caller's again
+	}
+	if !slices.Equal(before.Participants, three) || !slices.Equal(r.Participants, three) {
+		t.Errorf("shared slices became %v and %v", before.Participants, r.Participants)
+	}
+	now, _ := s.LoadNow("id")
+	if now.Participants[0].Name != "b" {
+		t.Errorf("a record that Swap was given is not copied: %v", now)
+	}
 }
 
 func idle(id string) txnstate.Record {

@@ -1,0 +1,182 @@
+package txnstate_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/kafkatxn/kafkatxn/txnstate"
+)
+
+// starting is a store that begins its Durable writes: hold keeps them from being
+// done until the test lets go.
+type starting struct {
+	*scriptStore
+	mu   sync.Mutex
+	hold chan struct{}
+}
+
+type begun struct {
+	done chan struct{}
+	err  error
+}
+
+func (b *begun) Done() <-chan struct{} { return b.done }
+func (b *begun) Err() error            { return b.err }
+
+func (s *starting) Load(ctx context.Context, id string) (txnstate.Record, error) {
+	if ctx.Err() != nil {
+		return txnstate.Record{}, ctx.Err()
+	}
+	return s.scriptStore.Load(ctx, id)
+}
+
+func (s *starting) LoadNow(id string) (txnstate.Record, bool) {
+	r, err := s.Load(bg, id)
+	return r, err == nil
+}
+
+func (s *starting) SwapStart(next txnstate.Record) (txnstate.Version, txnstate.Pending, bool) {
+	s.mu.Lock()
+	hold := s.hold
+	s.mu.Unlock()
+	now := s.get(next.TxnID)
+	if now.Version != next.Version {
+		return 0, nil, false
+	}
+	// The versions of a scriptStore are numbered in order; one that is not written
+	// uses up none.
+	s.scriptStore.mu.Lock()
+	v := s.scriptStore.next + 1
+	s.scriptStore.mu.Unlock()
+	b := &begun{done: make(chan struct{})}
+	go func() {
+		defer close(b.done)
+		if hold != nil {
+			<-hold
+		}
+		_, b.err = s.Swap(bg, next, txnstate.Durable)
+	}()
+	return v, b, true
+}
+
+// held keeps writes that are begun from now on until the function is called.
+func (s *starting) held() (release func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	hold := make(chan struct{})
+	s.hold = hold
+	return func() {
+		s.mu.Lock()
+		s.hold = nil
+		s.mu.Unlock()
+		close(hold)
+	}
+}
+
+type said struct {
+	p   txnstate.Producer
+	err error
+}
+
+func endBeside(ctx context.Context, c *txnstate.Coordinator, p txnstate.Producer) <-chan said {
+	out := make(chan said, 1)
+	go func() {
+		next, err := c.End(ctx, "a", txnstate.End{Producer: p, Commit: true, Client: txnstate.TV2})
+		out <- said{next, err}
+	}()
+	return out
+}
+
+// Whoever waits for a write that was begun may leave: it is finished, its markers
+// leave, and the next in turn finds what it has made.
+func TestACallerThatLeavesAWriteUnderWayChangesNothing_I1_I5(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, h := &starting{scriptStore: newScriptStore()}, &held{auto: true}
+		c := start(t, txnstate.Config{Store: s, Dispatcher: h, EndWait: txnstate.AnswerWhenApplied})
+		p := initID(t, c, "a")
+		ctx, cancel := context.WithCancel(bg)
+		defer cancel()
+		require.NoError(t, c.Add(ctx, "a", txnstate.Add{Producer: p, Participants: []txnstate.Participant{tp0}, Client: txnstate.TV2}))
+		release := s.held()
+		end := endBeside(ctx, c, p)
+		synctest.Wait()
+		require.Empty(t, h.outcomes(), "no marker before the decision is durable")
+		cancel()
+		e := <-end
+		require.ErrorIs(t, e.err, txnstate.ErrCoordinatorNotAvailable)
+		require.ErrorIs(t, e.err, context.Canceled)
+		again := endBeside(bg, c, p)
+		synctest.Wait()
+		require.Empty(t, again, "the turn is still the first one's")
+		require.Empty(t, h.outcomes())
+		release()
+		synctest.Wait()
+		require.Len(t, h.outcomes(), 1)
+		require.ErrorIs(t, (<-again).err, txnstate.ErrConcurrentTransactions, "it finds the decision")
+		require.Equal(t, txnstate.CompleteCommit, s.get("a").State)
+		e = <-endBeside(bg, c, p)
+		require.NoError(t, e.err)
+		require.Equal(t, txnstate.Producer{ID: p.ID, Epoch: 1}, e.p)
+	})
+}
+
+// The store can't say whether a write that was begun is done: the record tells.
+func TestAWriteUnderWayThatNobodyIsSureOfIsLookedUp_I11(t *testing.T) {
+	lost := errors.New("the disk is gone")
+	for _, tc := range []struct {
+		name          string
+		before, after error
+	}{
+		{"done", nil, errors.Join(txnstate.ErrUncertain, lost)},
+		{"not done", errors.Join(txnstate.ErrUncertain, lost), nil},
+		{"another came first", txnstate.ErrConflict, nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, h := &starting{scriptStore: newScriptStore()}, &held{auto: true}
+				c := start(t, txnstate.Config{Store: s, Dispatcher: h, EndWait: txnstate.AnswerWhenApplied})
+				p := initID(t, c, "a")
+				require.NoError(t, add(c, "a", p, txnstate.TV2, tp0))
+				fail := true
+				s.onSwap = func(_ txnstate.Record, d txnstate.Durability) (error, error) {
+					if !fail || d == txnstate.Later {
+						return nil, nil
+					}
+					fail = false
+					return tc.before, tc.after
+				}
+				ctx, cancel := context.WithCancel(bg)
+				defer cancel()
+				e := <-endBeside(ctx, c, p)
+				require.NoError(t, e.err, "said by what is stored, or decided once more")
+				require.Equal(t, txnstate.Producer{ID: p.ID, Epoch: 1}, e.p)
+				synctest.Wait()
+				require.Len(t, h.outcomes(), 1)
+				require.Equal(t, txnstate.CompleteCommit, s.get("a").State)
+				require.False(t, fail)
+			})
+		})
+	}
+}
+
+// Run ends although a write that was begun is never done.
+func TestRunDoesNotWaitForAWriteThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &starting{scriptStore: newScriptStore()}
+		c, err := txnstate.New(txnstate.Config{Store: s, Dispatcher: &held{auto: true}, ProducerIDs: &counter{n: 99}})
+		require.NoError(t, err)
+		stop := run(t, c)
+		p := initID(t, c, "a")
+		require.NoError(t, add(c, "a", p, txnstate.TV2, tp0))
+		defer s.held()()
+		end := endBeside(bg, c, p)
+		synctest.Wait()
+		stop()
+		require.Error(t, (<-end).err)
+	})
+}
