@@ -477,7 +477,7 @@ func TestStepIsTheModel(t *testing.T) {
 			}
 			models[id] = m
 		}
-		for range 240 {
+		for range 120 {
 			h.now += rapid.SampledFrom([]int64{0, 1, 600, -300}).Draw(t, "clock")
 			id := h.ids[rapid.IntRange(0, len(h.ids)-1).Draw(t, "id")]
 			m := models[id]

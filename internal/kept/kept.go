@@ -13,7 +13,8 @@ import (
 )
 
 // In counts the entries of all maps and lists, and the elements of all slices,
-// that v has, by the field that they are in. It looks into unexported fields, and
+// that v has, by the field that they are in; a slice is perhaps only memory for what
+// comes, so its field is marked with "[]". In looks into unexported fields, and
 // follows pointers, elements and entries; it does not follow interfaces and
 // functions, which lead to what belongs to others, nor channels. Bytes and numbers
 // are not counted. Nobody may change the value meanwhile.
@@ -34,11 +35,15 @@ func (c Count) String() string {
 	return b.String()
 }
 
-// More is what c has beyond before, a few of each field apart.
+// More is what c has beyond before. Of slices a few more are none.
 func (c Count) More(before Count, few int) Count {
 	out := Count{}
 	for at, n := range c {
-		if n > before[at]+few {
+		allow := before[at]
+		if strings.HasSuffix(at, "[]") {
+			allow += few
+		}
+		if n > allow {
 			out[at] = n - before[at]
 		}
 	}
@@ -78,11 +83,11 @@ func (c *counter) visit(v reflect.Value, at string) {
 	case reflect.Slice:
 		switch v.Type().Elem().Kind() {
 		case reflect.Bool, reflect.String:
-			c.found[at] += v.Len()
+			c.found[at+"[]"] += v.Len()
 			return
 		}
 		if v.Type().Elem().Size() > 8 || v.Type().Elem().Kind() == reflect.Pointer || v.Type().Elem().Kind() == reflect.Chan {
-			c.found[at] += v.Len()
+			c.found[at+"[]"] += v.Len()
 			for i := range v.Len() {
 				c.visit(v.Index(i), at)
 			}
