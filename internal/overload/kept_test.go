@@ -126,7 +126,7 @@ func newBroker(t *testing.T, s txnstate.Store, ids txnstate.ProducerIDs, sink *t
 // slots, and expire. When they are gone nothing of them is kept, in no map and in
 // no list of the broker that had them, nor of the one that has them now.
 func TestNothingIsKeptOfWhatIsOver(t *testing.T) {
-	const ids = 400
+	const ids = 200
 	synctest.Test(t, func(t *testing.T) {
 		rng := &dice{rng: rand.New(rand.NewPCG(7, 7))}
 		sink := &takesAll{dice: rng}
@@ -146,7 +146,7 @@ func TestNothingIsKeptOfWhatIsOver(t *testing.T) {
 			synctest.Wait()
 		}
 		all(brokers[0].acquired, 0)
-		for n := range 4 {
+		for n := range 3 {
 			from, to := brokers[n%2], brokers[(n+1)%2]
 			sink.kind.Store(false)
 			var wg sync.WaitGroup
