@@ -300,7 +300,10 @@ func crashes(t *testing.T, store StoreKind, k int) bool {
 	}
 	s.recovered(t, fs.AfterKill(), store, what+", killed")
 	for j := 0; *crashAgain > 0; j += *crashAgain {
-		second := fs.Image(uint64(k + j))
+		// The plain images among them, of the first crash and of the second.
+		n := j / *crashAgain
+		first, then := uint64(k+n)%5, uint64(k/5+n)%4
+		second := fs.Image(first)
 		second.CrashAt(j + k%*crashAgain)
 		b, stop, err := Start(context.Background(), crashConfig(second, store))
 		if err == nil {
@@ -311,7 +314,7 @@ func crashes(t *testing.T, store StoreKind, k int) bool {
 		if !again {
 			break
 		}
-		s.recovered(t, second.Image(uint64(j)), store, fmt.Sprintf("%s, image %d, and fails before operation %d of the recovery (%s)", what, k+j, j+k%*crashAgain, at))
+		s.recovered(t, second.Image(then), store, fmt.Sprintf("%s, image %d, and fails before operation %d of the recovery (%s), image %d", what, first, j+k%*crashAgain, at, then))
 	}
 	return crashed
 }
