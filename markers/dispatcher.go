@@ -433,9 +433,9 @@ func (d *Dispatcher) send(ctx context.Context, to Target, batch []*item, ds []De
 	if len(live) == 0 {
 		return ds
 	}
-	call, cancel := context.WithTimeout(ctx, d.cfg.CallTimeout)
+	call := newCall(ctx, d.cfg.CallTimeout)
 	results := d.write(call, to, ds)
-	cancel()
+	call.end()
 	clear(ds)
 	done := live[:0]
 	for i, it := range live {
