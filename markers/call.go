@@ -26,11 +26,13 @@ func newCall(run context.Context, timeout time.Duration) *callContext {
 func (c *callContext) get() context.Context {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.real == nil {
+	switch {
+	case c.real != nil:
+	case c.over: // it ended before its time, whatever the time is now
+		c.real, c.cancel = context.WithCancel(c.run)
+		c.cancel()
+	default:
 		c.real, c.cancel = context.WithDeadline(c.run, c.until)
-		if c.over {
-			c.cancel()
-		}
 	}
 	return c.real
 }
