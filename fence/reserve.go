@@ -106,9 +106,6 @@ func (p *Partition) ReserveOffsets(who txnstate.Producer, g Guard, nowMs int64) 
 	if t.open && who.Epoch > t.epoch {
 		return Reservation{}, unfinished(who, t.epoch)
 	}
-	if who.Epoch < t.epoch {
-		return Reservation{}, stale(who, t.epoch)
-	}
 	if pr == nil {
 		pr = p.get(who.ID)
 	}

@@ -140,7 +140,7 @@ func (r *Reaper) Reap(ctx context.Context, c Coordinator, now time.Time) int {
 	// What one round puts back, because it was early, is for the next call.
 	for _, e := range r.due(now.UnixMilli()) {
 		if ctx.Err() != nil {
-			r.again(e.id, e.at, now)
+			r.again(e.id, now)
 			continue
 		}
 		n++
@@ -156,7 +156,7 @@ func (r *Reaper) Reap(ctx context.Context, c Coordinator, now time.Time) int {
 				r.forget(e.id) // the new owner has it in its index
 			default:
 				r.cfg.Logger.Warn("not reaped, is tried again", "txn_id", e.id, "open", e.open, "err", err)
-				r.again(e.id, e.at, now)
+				r.again(e.id, now)
 			}
 			return nil
 		})
@@ -190,11 +190,11 @@ func (r *Reaper) due(now int64) []entry {
 
 // again puts back what could not be done, unless the coordinator has set a
 // deadline meanwhile.
-func (r *Reaper) again(id string, at int64, now time.Time) {
+func (r *Reaper) again(id string, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e := r.byID[id]
-	if e == nil || e.pos >= 0 || e.at != at {
+	if e == nil || e.pos >= 0 {
 		return
 	}
 	e.key = now.UnixMilli() // due at the next look; at stays the deadline

@@ -129,24 +129,77 @@ func TestRunLooksOnceAnInterval(t *testing.T) {
 	})
 }
 
+// I13: as many at once as are allowed, and no more.
 func TestALookIsBoundedInWhatItDoesAtOnce(t *testing.T) {
-	r := reaper.New(reaper.Config{Parallel: 3})
-	var mu sync.Mutex
-	now, most := 0, 0
-	d := &desk{}
-	d.then = func(string) error {
-		mu.Lock()
-		now++
-		most = max(most, now)
-		mu.Unlock()
-		defer func() { mu.Lock(); now--; mu.Unlock() }()
-		return nil
+	synctest.Test(t, func(t *testing.T) {
+		r := reaper.New(reaper.Config{Parallel: 3})
+		var mu sync.Mutex
+		now, most := 0, 0
+		d := &desk{}
+		d.then = func(string) error {
+			mu.Lock()
+			now++
+			most = max(most, now)
+			mu.Unlock()
+			time.Sleep(time.Millisecond)
+			mu.Lock()
+			now--
+			mu.Unlock()
+			return nil
+		}
+		for i := range 500 {
+			r.Set(fmt.Sprint(i), 1, false)
+		}
+		require.Equal(t, 500, r.Reap(bg, d, at(10)))
+		require.Zero(t, now, "a look ends behind all that it began")
+		require.Equal(t, 3, most)
+	})
+}
+
+// F25: a deadline that has moved back is looked at where it is now, to the
+// millisecond, and one that was taken back is not kept.
+func TestADeadlineThatMovedBackIsStrictToo(t *testing.T) {
+	r, d := reaper.New(reaper.Config{}), &desk{}
+	r.Set("a", 50, true)
+	r.Set("a", 100, true)
+	r.Set("gone", 50, true)
+	r.Set("gone", -1, false)
+	require.Zero(t, r.Reap(bg, d, at(100)))
+	require.Equal(t, 1, r.Len())
+	require.Equal(t, 1, r.Reap(bg, d, at(101)))
+}
+
+// The slot comes back while its former owner's answer is on its way.
+func TestADeadlineSetBeforeTheAnswerThatTheSlotIsLostIsKept_F25(t *testing.T) {
+	r, d := reaper.New(reaper.Config{}), &desk{}
+	d.then = func(id string) error {
+		r.Set(id, 500, true)
+		return &txnstate.Error{Code: txnstate.CodeNotCoordinator}
 	}
-	for i := range 500 {
-		r.Set(fmt.Sprint(i), 1, false)
-	}
-	require.Equal(t, 500, r.Reap(bg, d, at(10)))
-	require.LessOrEqual(t, most, 3)
+	r.Set("a", 100, true)
+	require.Equal(t, 1, r.Reap(bg, d, at(200)))
+	require.Equal(t, 1, r.Len())
+	r.Set("a", 700, true)
+	require.Zero(t, r.Reap(bg, d, at(501)), "there is one deadline of an id")
+	require.Equal(t, 1, r.Reap(bg, d, at(701)))
+}
+
+// hung answers when its context ends.
+type hung struct{}
+
+func (hung) TimeOut(ctx context.Context, _ string, _ time.Time) error { <-ctx.Done(); return ctx.Err() }
+func (hung) Expire(ctx context.Context, _ string, _ time.Time) error  { <-ctx.Done(); return ctx.Err() }
+
+func TestALookEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := reaper.New(reaper.Config{})
+		r.Set("a", 1, true)
+		r.Set("b", 1, false)
+		ctx, cancel := context.WithTimeout(bg, time.Second)
+		defer cancel()
+		r.Reap(ctx, hung{}, at(10))
+		require.Equal(t, 2, r.Reap(bg, &desk{}, at(11)), "and loses nothing")
+	})
 }
 
 func BenchmarkIdleTickWithAMillionIds(b *testing.B) {
