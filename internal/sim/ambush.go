@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -108,8 +109,10 @@ func (s *scene) ambushes(c *parts, d *dice, add func(string, func())) {
 		}
 		late, wait := d.skewed(60*time.Second), d.between(100*time.Millisecond, 3*time.Second)
 		of, whose := some()
-		layFor(fmt.Sprintf("a slot moves while its broker is %s late with the store of a %s%s", wait, what, whose), at, of, func(b *broker, id string) {
+		then := d.between(500*time.Millisecond, 4*time.Second)
+		layFor(fmt.Sprintf("a slot moves while its broker is %s late with the store of a %s%s, and what the next one sends is late too", wait, what, whose), at, of, func(b *broker, id string) {
 			elsewhere(b, id, late)
+			c.arm(&ambush{atMarkers, func(i string) bool { return i == id }, func(*broker, string) { time.Sleep(then) }})
 			time.Sleep(wait)
 		})
 	}
@@ -161,7 +164,7 @@ func (s *scene) ambushes(c *parts, d *dice, add func(string, func())) {
 		})
 	}
 	if !c.tune.check && c.mem != nil {
-		for range d.n(5) {
+		for range 1 + d.n(6) {
 			id := s.ids[d.n(len(s.ids))]
 			add(fmt.Sprintf("two processes of %s start at once, at two brokers that both take themselves for its owner", id), func() { s.twins(c, id) })
 		}
@@ -179,16 +182,25 @@ func (s *scene) twins(c *parts, id string) {
 		return
 	}
 	next := (old + 1) % c.nodes()
-	c.moveSlot(slot, next, 60*time.Second)
+	c.moveSlot(slot, next, 600*time.Second) // the one before hears of it late, as a rule
 	c.adopt(c.orphans())
 	time.Sleep(1500 * time.Millisecond)
 	c.mu.Lock()
-	c.meet[id] = make(chan struct{})
 	n := c.madeTwins
 	c.madeTwins++
 	c.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	// Another one ends what is open.
+	if s.kit.instance(id, fmt.Sprintf("%s.before%d", id, n), true).init(ctx) != ok {
+		return
+	}
+	c.mu.Lock()
+	c.meet[id] = make(chan struct{})
+	c.mu.Unlock()
 	for k, node := range []int{old, next} {
 		i := s.kit.instance(id, fmt.Sprintf("%s.twin%d%c", id, n, 'a'+k), true)
+		i.timeout = 10 * time.Second // what they ask for is the same
 		c.running.Go(func() { i.initAt(node) })
 	}
 }

@@ -17,6 +17,7 @@ type app struct {
 	v2        bool   // protocol 2; mixed: either
 	mixed     bool
 	d         *dice
+	few       []tp      // not nil: it writes to these only, one transaction right behind the other
 	until     time.Time // some are not used to the end: nobody heals what they leave
 	wg        sync.WaitGroup
 }
@@ -62,7 +63,9 @@ func (a *app) process(ctx context.Context, i *instance) {
 				return
 			}
 		}
-		sleep(ctx, i.d.skewed(time.Second))
+		if a.few == nil {
+			sleep(ctx, i.d.skewed(time.Second))
+		}
 	}
 	if i.d.chance(0.6) { // the last one is left open, or nobody hears how it ends
 		t := a.kit.m.begin(i, false)
@@ -77,7 +80,11 @@ func (a *app) process(ctx context.Context, i *instance) {
 func (a *app) fill(ctx context.Context, i *instance, t *txn) (v verdict, empty bool) {
 	var ps []tp
 	for range 1 + i.d.n(3) {
-		ps = append(ps, a.kit.pick(i.d))
+		p := a.kit.pick(i.d)
+		if a.few != nil {
+			p = a.few[i.d.n(len(a.few))]
+		}
+		ps = append(ps, p)
 	}
 	offsets := a.group != "" && i.d.chance(0.5)
 	if offsets && i.d.chance(0.15) {

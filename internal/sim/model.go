@@ -490,6 +490,26 @@ func (m *model) fetched(group string, partition int32, offset int64) {
 	}
 }
 
+// transactional is the transaction that a record belongs to, nil where it is one of
+// none.
+func (m *model) transactional(value string) *txn {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if r := m.recs[value]; r != nil && !r.txn.plain {
+		return r.txn
+	}
+	return nil
+}
+
+// commits is told of a marker that commits what a transaction has in a partition.
+func (m *model) commits(t *txn, k tp, offset int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !t.commitSent || t.told == aborted {
+		m.w.fail("I4", "a marker in %s, at offset %d, commits %s: its commit was asked for: %t, its client was told: %s", k, offset, t, t.commitSent, t.told)
+	}
+}
+
 // closed goes through a log: each transaction has a marker behind its records, of
 // its outcome, before the next of its producer has one there.
 func (m *model) closed(k tp, log []logged) {

@@ -47,6 +47,7 @@ type lead struct {
 
 	mu     sync.Mutex
 	state  *fence.Partition
+	open   map[int64]*txn // by producer id: whose records have no marker yet
 	all    []entry
 	end    int64
 	high   int64
@@ -105,7 +106,7 @@ func (b *broker) load(p *plog, epoch int32) {
 	if p.epoch != epoch || p.deleted {
 		return
 	}
-	l := &lead{b: b, p: p, epoch: epoch, state: fence.NewPartition(fence.Config{}), all: slices.Clone(p.batches), more: make(chan struct{})}
+	l := &lead{b: b, p: p, epoch: epoch, state: fence.NewPartition(fence.Config{}), open: map[int64]*txn{}, all: slices.Clone(p.batches), more: make(chan struct{})}
 	for _, e := range l.all {
 		var mark *fence.Mark
 		if e.h.Control {
@@ -115,6 +116,7 @@ func (b *broker) load(p *plog, epoch int32) {
 			}
 		}
 		l.state.Replay(e.h, e.base, mark)
+		l.note(e, false)
 		l.end = e.last + 1
 	}
 	l.high = l.end
@@ -156,6 +158,7 @@ func (l *lead) Append(_ context.Context, raw []byte, admit func(*fence.Partition
 	e := entry{base, base + int64(h.Records) - 1, raw, h}
 	l.all = append(l.all, e)
 	l.end = e.last + 1
+	l.note(e, true)
 	l.publish(e)
 	l.mu.Unlock()
 
@@ -168,6 +171,23 @@ func (l *lead) Append(_ context.Context, raw []byte, admit func(*fence.Partition
 		return err
 	}
 	return l.commit(e.last)
+}
+
+// note keeps up whose records have no marker yet; a marker that is new must be of
+// them.
+func (l *lead) note(e entry, fresh bool) {
+	id, m := e.h.Producer.ID, l.b.c.m
+	if !e.h.Control {
+		if t := m.transactional(valueOf(e.raw)); t != nil {
+			l.open[id] = t
+		}
+		return
+	}
+	t := l.open[id]
+	delete(l.open, id)
+	if mk, _, err := markers.ParseControlBatch(e.raw); err == nil && t != nil && fresh && mk.Commit {
+		m.commits(t, tp{l.p.topic, l.p.number}, e.base)
+	}
 }
 
 // publish shows the rest of the cluster what is on its way.

@@ -120,6 +120,9 @@ func run(o Options) Result {
 			a.v2, a.mixed = s.protocols == "2", false
 		}
 		s.legacy[id] = !a.v2 || a.mixed
+		if a.d.chance(0.4) {
+			a.few = []tp{s.kit.topics[a.d.n(4)], s.kit.topics[a.d.n(4)]}
+		}
 		if a.d.chance(0.35) {
 			a.until = w.start.Add(a.d.between(10*time.Second, s.length))
 		}
@@ -208,11 +211,11 @@ func (s *scene) build(world string, d *dice) {
 		endWait:     []time.Duration{0, txnstate.AnswerAtDecision, 50 * time.Millisecond}[d.n(3)],
 		expireAfter: []time.Duration{0, 0, 30 * time.Second}[d.n(3)],
 		fencer:      d.chance(0.5), storeFaults: rate(d, 0.05), diskFaults: rate(d, 0.02), slow: 4 * time.Second, queue: d.chance(0.3),
-		stale: d.chance(0.5), oneClock: d.chance(0.4), direct: d.chance(0.5),
+		stale: d.chance(0.5), oneClock: d.chance(0.5), direct: d.chance(0.5),
 	}
 	// Where brokers can't ask whether they own a slot, a request of protocol 1 that
 	// is late may end the next transaction.
-	t.check = s.protocols != "2" || d.chance(0.5)
+	t.check = s.protocols != "2" || d.chance(0.35)
 	if d.chance(0.2) {
 		t.server = txnstate.TV1
 	}

@@ -264,7 +264,9 @@ func build(root, dir, binary string, files map[string][]byte, more map[string]st
 	return nil
 }
 
-// plantAll builds and runs each defect until it is found.
+// plantAll builds and runs each defect until it is found, and prints a table. The
+// quick worlds go first: half of the seeds are of each, and where those find
+// nothing, some are of the others.
 func plantAll(root, dir string, more map[string]string) error {
 	ds, err := planted.All()
 	if err != nil {
@@ -274,11 +276,19 @@ func plantAll(root, dir string, more map[string]string) error {
 	if err != nil {
 		return err
 	}
-	missed := 0
+	from := uint64(1)
+	if *seeds != "" {
+		if from, _, err = bounds(); err != nil {
+			return err
+		}
+	}
+	fmt.Println("| defect | kinds | seeds | time | found by |\n|---|---|---|---|---|")
+	missed, total, start := 0, 0, time.Now()
 	for _, d := range ds {
 		if !re.MatchString(d.Name) {
 			continue
 		}
+		total++
 		files, err := d.Apply(root)
 		if err != nil {
 			return err
@@ -287,34 +297,55 @@ func plantAll(root, dir string, more map[string]string) error {
 		if err := build(root, dir, binary, files, more); err != nil {
 			return fmt.Errorf("%s: %w", d.Name, err)
 		}
-		start, ran, found := time.Now(), 0, ""
-		var seed uint64
-		from := uint64(1)
-		if *seeds != "" {
-			from, _, _ = bounds()
-		}
-		pool{binary: binary, args: []string{"-world", *world}}.each(from, from+uint64(*most)-1, func(r sim.Result, crash string) bool {
-			ran++
-			if len(r.Broken) > 0 {
-				found = r.World + ": " + r.Broken[0]
-			} else if crash != "" {
-				found = "crash: " + firstLines(crash)
-			}
-			seed = r.Seed
-			return found != ""
-		})
+		began := time.Now()
+		ran, found := hunt(binary, from)
 		_ = os.Remove(binary)
 		if found == "" {
 			missed++
-			fmt.Printf("MISSED  %-26s %-12s %6d seeds %8s\n", d.Name, d.Kinds, ran, time.Since(start).Round(100*time.Millisecond))
-			continue
+			found = "MISSED"
 		}
-		fmt.Printf("found   %-26s %-12s %6d seeds %8s  seed %d %.200s\n", d.Name, d.Kinds, ran, time.Since(start).Round(100*time.Millisecond), seed, found)
+		fmt.Printf("| %s | %s | %d | %s | %.150s |\n", d.Name, d.Kinds, ran, time.Since(began).Round(100*time.Millisecond), strings.ReplaceAll(found, "|", "/"))
 	}
+	fmt.Printf("\n%d of %d found, in %s\n", total-missed, total, time.Since(start).Round(time.Second))
 	if missed > 0 {
 		return fmt.Errorf("%d planted defects are not found", missed)
 	}
 	return nil
+}
+
+// hunt runs seeds until one fails. It returns how many, and what the failure was.
+func hunt(binary string, from uint64) (ran int, found string) {
+	take := func(r sim.Result, crash string) bool {
+		ran++
+		switch {
+		case found != "":
+		case len(r.Broken) > 0:
+			found = fmt.Sprintf("%s, seed %d: %s", r.World, r.Seed, r.Broken[0])
+		case crash != "":
+			found = fmt.Sprintf("seed %d ends the process: %s", r.Seed, firstLines(crash))
+		}
+		return found != ""
+	}
+	if *world != "" {
+		pool{binary: binary, args: []string{"-world", *world}}.each(from, from+uint64(*most)-1, take)
+		return ran, found
+	}
+	worlds := sim.Worlds()
+	const stretch = 20 // seeds of one world, then of the other
+	for at := from; found == "" && at < from+uint64(*most); {
+		for _, w := range worlds[:2] {
+			if found == "" {
+				pool{binary: binary, args: []string{"-world", w}}.each(at, at+stretch-1, take)
+			}
+		}
+		at += 2 * stretch
+	}
+	for _, w := range worlds[2:] {
+		if found == "" {
+			pool{binary: binary, args: []string{"-world", w}}.each(from, from+uint64(*most)/20, take)
+		}
+	}
+	return ran, found
 }
 
 func firstLines(s string) string {
