@@ -20,6 +20,7 @@ const (
 	atApplied                 // markers were applied, and the answer has not left
 	atVerified                // a coordinator has answered a leader's question
 	atClaim                   // a block of producer ids is being taken
+	atLeft                    // the last process of an id has gone; its broker has noticed nothing
 )
 
 // ambush is a fault that waits for its moment. It goes off once; what it does, it
@@ -54,6 +55,19 @@ func (b *broker) pass(at point, id string) {
 	c.mu.Unlock()
 	if t != nil {
 		t.do(b, id)
+	}
+}
+
+// left says that the last process of an id has gone.
+func (c *parts) left(id string) {
+	c.mu.Lock()
+	var b *broker
+	if n := c.slots[txnstate.Slot(id)].owner; n >= 0 {
+		b = c.now[n]
+	}
+	c.mu.Unlock()
+	if b != nil {
+		b.pass(atLeft, id)
 	}
 }
 
@@ -107,13 +121,27 @@ func (s *scene) ambushes(c *parts, d *dice, add func(string, func())) {
 		if d.chance(0.6) {
 			at, what = atCompletion, "completion"
 		}
-		late, wait := d.skewed(60*time.Second), d.between(100*time.Millisecond, 3*time.Second)
+		late, wait := d.skewed(60*time.Second), d.between(100*time.Millisecond, 1500*time.Millisecond)
 		of, whose := some()
-		then := d.between(500*time.Millisecond, 4*time.Second)
+		then := wait + d.between(300*time.Millisecond, 2800*time.Millisecond)
 		layFor(fmt.Sprintf("a slot moves while its broker is %s late with the store of a %s%s, and what the next one sends is late too", wait, what, whose), at, of, func(b *broker, id string) {
 			elsewhere(b, id, late)
 			c.arm(&ambush{atMarkers, func(i string) bool { return i == id }, func(*broker, string) { time.Sleep(then) }})
 			time.Sleep(wait)
+		})
+	}
+	for range d.n(4) {
+		half, wait := d.chance(0.5), d.skewed(3*time.Second)
+		lay(fmt.Sprintf("the slot of an id that nobody comes back to moves (and is loaded half-way, at first: %t)", half), atLeft, func(b *broker, id string) {
+			c.running.Go(func() {
+				time.Sleep(wait)
+				if half {
+					c.mu.Lock()
+					c.half[txnstate.Slot(id)] = true
+					c.mu.Unlock()
+				}
+				elsewhere(b, id, 0)
+			})
 		})
 	}
 	for range d.n(3) {
@@ -139,7 +167,7 @@ func (s *scene) ambushes(c *parts, d *dice, add func(string, func())) {
 		if d.chance(0.4) {
 			at, what = atDecision, "decision"
 		}
-		out := d.between(0, 6*time.Second)
+		out := d.between(200*time.Millisecond, 2*time.Second)
 		of, whose := some()
 		layFor(fmt.Sprintf("the store does not say that it wrote a %s%s, and answers nothing for %s", what, whose, out), at, of, func(_ *broker, id string) {
 			c.mu.Lock()

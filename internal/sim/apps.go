@@ -70,8 +70,11 @@ func (a *app) process(ctx context.Context, i *instance) {
 	if i.d.chance(0.6) { // the last one is left open, or nobody hears how it ends
 		t := a.kit.m.begin(i, false)
 		v, _ := a.fill(ctx, i, t)
-		if v == ok && i.d.chance(0.6) {
+		if v == ok && i.d.chance(0.5) {
 			i.endAndLeave(ctx, t, i.d.chance(0.7))
+		}
+		if !time.Now().Before(a.until) && a.kit.left != nil {
+			a.kit.left(a.txnID)
 		}
 	}
 }

@@ -21,7 +21,8 @@ type clientKit struct {
 
 	topics  []tp // to write to
 	timeout time.Duration
-	longest time.Duration // timeout of a transaction
+	longest time.Duration   // timeout of a transaction
+	left    func(id string) // is told that the last process of an id has gone; may be nil
 }
 
 // instance is one life of a producer: a process that has got an identity and goes

@@ -57,6 +57,7 @@ type parts struct {
 	ambushes  []*ambush
 	outage    time.Time                // until when the store answers nothing
 	unsaid    map[string]bool          // ids whose next write is made, and not said to be
+	half      map[int]bool             // slots whose next load fails half-way
 	meet      map[string]chan struct{} // see rendezvous
 	met       map[string]string
 	madeTwins int
@@ -118,7 +119,7 @@ func newParts(w *world, m *model, n int, topics map[string]int32, txnIDs, groups
 	c := &parts{
 		w: w, m: m, d: w.dice("parts"), files: files, ids: txnIDs, tune: t, now: make([]*broker, n), lives: make([]int, n), starting: make([]bool, n), clocks: make([]clock, n),
 		topics: map[string]*topic{}, gone: map[string]bool{}, slots: map[int]*unit{}, offs: map[int32]*offsetsPart{},
-		unsaid: map[string]bool{}, meet: map[string]chan struct{}{}, met: map[string]string{},
+		unsaid: map[string]bool{}, half: map[int]bool{}, meet: map[string]chan struct{}{}, met: map[string]string{},
 	}
 	if !slotfiles {
 		c.mem = memstore.New()

@@ -493,8 +493,17 @@ func (g gated) Slot(ctx context.Context, slot int) iter.Seq2[txnstate.Record, er
 			yield(txnstate.Record{}, err)
 			return
 		}
-		for r, err := range g.s.Slot(context.Background(), slot) {
+		c := g.b.c
+		c.mu.Lock()
+		half := c.half[slot] && !c.w.calm.Load()
+		delete(c.half, slot)
+		c.mu.Unlock()
+		for r, err := range g.s.Slot(context.WithoutCancel(ctx), slot) {
 			if !yield(r, err) {
+				return
+			}
+			if half {
+				yield(txnstate.Record{}, storetest.ErrFault)
 				return
 			}
 		}

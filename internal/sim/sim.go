@@ -123,7 +123,7 @@ func run(o Options) Result {
 		if a.d.chance(0.4) {
 			a.few = []tp{s.kit.topics[a.d.n(4)], s.kit.topics[a.d.n(4)]}
 		}
-		if a.d.chance(0.35) {
+		if a.d.chance(0.5) {
 			a.until = w.start.Add(a.d.between(10*time.Second, s.length))
 		}
 		if s.loseGroup != "" && i == 0 {
@@ -236,6 +236,7 @@ func (s *scene) build(world string, d *dice) {
 	}
 	c.adopt(c.orphans())
 	s.partsFaults(c, s.w.dice("faults"))
+	s.kit.left = c.left
 }
 
 // preload stores identities that are near their last epoch.
