@@ -402,6 +402,7 @@ type gated struct {
 
 var (
 	_ txnstate.LaterNow = gated{}
+	_ txnstate.Starter  = gated{}
 	_ txnstate.Flusher  = gated{}
 )
 
@@ -453,12 +454,62 @@ func (g gated) told(next txnstate.Record, err error) {
 	}
 }
 
-// SwapNow is txnstate.LaterNow's.
-func (g gated) SwapNow(next txnstate.Record) (txnstate.Version, bool) {
+// now reports whether a call that must not wait may be made.
+func (g gated) now() bool {
 	g.b.mu.Lock()
 	paused := g.b.paused != nil
 	g.b.mu.Unlock()
-	if paused || g.b.dead.Load() || g.slow || g.b.d.chance(0.3) {
+	return !paused && !g.b.dead.Load() && !g.slow && g.b.c.tune.direct && !g.b.d.chance(0.3)
+}
+
+// LoadNow is txnstate.Starter's.
+func (g gated) LoadNow(id string) (txnstate.Record, bool) {
+	if !g.now() {
+		return txnstate.Record{}, false
+	}
+	return g.b.c.mem.LoadNow(id)
+}
+
+// begun is a write whose end is waited for.
+type begun struct {
+	done chan struct{}
+	err  error
+}
+
+func (p *begun) Done() <-chan struct{} { return p.done }
+func (p *begun) Err() error            { return p.err }
+
+// SwapStart is txnstate.Starter's. What is written is there for others to see
+// before it is said to be done.
+func (g gated) SwapStart(next txnstate.Record) (txnstate.Version, txnstate.Pending, bool) {
+	if !g.now() {
+		return 0, nil, false
+	}
+	v, _, ok := g.b.c.mem.SwapStart(next)
+	if !ok {
+		return 0, nil, false
+	}
+	g.told(next, nil)
+	p := &begun{done: make(chan struct{})}
+	g.b.c.running.Go(func() {
+		defer close(p.done)
+		if next.State.Decided() {
+			g.b.pass(atDecided, next.TxnID)
+		}
+		err := g.hold()
+		if err == nil && !g.b.c.w.calm.Load() && g.b.d.chance(g.b.c.tune.storeFaults) {
+			err = storetest.ErrFault
+		}
+		if err != nil {
+			p.err = uncertain(err)
+		}
+	})
+	return v, p, true
+}
+
+// SwapNow is txnstate.LaterNow's.
+func (g gated) SwapNow(next txnstate.Record) (txnstate.Version, bool) {
+	if !g.now() {
 		return 0, false
 	}
 	v, ok := g.b.c.mem.SwapNow(next)
