@@ -66,6 +66,8 @@ type Observer struct {
 // transactional ids: each has one decided transaction at most.
 type Dispatcher struct {
 	cfg  Config
+	now  Immediate // the sink's ability, or nil
+	mem  sync.Pool // of *[]Delivery
 	wake chan struct{}
 
 	mu      sync.Mutex // held for bookkeeping only, never in a call of a hook
@@ -159,6 +161,7 @@ func NewDispatcher(cfg Config) (*Dispatcher, error) {
 		cfg: cfg, wake: make(chan struct{}, 1), rng: rand.New(rand.NewPCG(cfg.Seed, 0)),
 		queues: map[Target]*queue{},
 	}
+	d.now, _ = cfg.Sink.(Immediate)
 	d.jobs.next, d.jobs.prev = &d.jobs, &d.jobs
 	return d, nil
 }
@@ -179,11 +182,15 @@ func (d *Dispatcher) Dispatch(o txnstate.Outcome, applied func([]txnstate.Partic
 		if !begun {
 			d.begin(j)
 		}
-		if standing == Known {
+		now := standing == Known && d.now != nil && d.ctx != nil && d.ctx.Err() == nil
+		if standing == Known && !now {
 			d.enqueue(to, items[:n])
 		}
 		d.mu.Unlock()
-		if standing != Known {
+		switch {
+		case now:
+			d.sendNow(to, items[:n])
+		case standing != Known:
 			d.place(&items[0], to, standing)
 		}
 		items = items[n:]
@@ -200,6 +207,32 @@ func (d *Dispatcher) together(items []item) (n int, to Target, standing Standing
 		}
 	}
 	return n, to, standing
+}
+
+// sendNow gives a target what it takes at once, and queues the rest.
+func (d *Dispatcher) sendNow(to Target, items []item) {
+	mem, _ := d.mem.Get().(*[]Delivery)
+	if mem == nil {
+		mem = new([]Delivery)
+	}
+	ds := (*mem)[:0]
+	for i := range items {
+		ds = append(ds, items[i].delivery())
+	}
+	results := d.writeNow(to, ds)
+	clear(ds)
+	if *mem = ds; cap(ds) <= d.cfg.BatchSize {
+		d.mem.Put(mem)
+	}
+	done := make([]*item, 0, len(job{}.few))
+	for i := range items {
+		if i < len(results) && (results[i] == Applied || results[i] == Deleted) {
+			done = append(done, &items[i])
+		} else {
+			d.place(&items[i], to, Known)
+		}
+	}
+	d.finish(done)
 }
 
 // enqueue adds to the queue of a target. d.mu is held.

@@ -38,6 +38,17 @@ func (d *Dispatcher) write(ctx context.Context, to Target, ds []Delivery) (rs []
 	return d.cfg.Sink.WriteMarkers(ctx, to, ds)
 }
 
+// writeNow is Immediate.WriteNow, and nothing confirmed where that panics.
+func (d *Dispatcher) writeNow(to Target, ds []Delivery) (rs []Result) {
+	defer func() {
+		if r := recover(); r != nil {
+			d.panicked("Immediate.WriteNow", r)
+			rs = nil
+		}
+	}()
+	return d.now.WriteNow(to, ds)
+}
+
 // stillOpen is OpenChecker.StillOpen, and "open" where that panics.
 func (d *Dispatcher) stillOpen(ctx context.Context, asker OpenChecker, to Target, dl Delivery) (open bool, err error) {
 	defer func() {

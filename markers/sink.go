@@ -113,6 +113,16 @@ type Sink interface {
 	WriteMarkers(ctx context.Context, to Target, ds []Delivery) []Result
 }
 
+// Immediate is an optional ability of a Sink that waits for nothing but memory for
+// some targets. What it takes is applied where it is dispatched, in the goroutine
+// of the caller whose transaction it ends; without it, and for all else, markers
+// go to a goroutine of the target's, several of them in a call.
+type Immediate interface {
+	// WriteNow is WriteMarkers without waiting. What is not answered Applied or
+	// Deleted comes again by WriteMarkers at once; nil takes nothing.
+	WriteNow(to Target, ds []Delivery) []Result
+}
+
 // OpenChecker is an optional ability of a Sink: to ask the leader whether the
 // transaction of a delivery is still open there, that is, whether the leader
 // keeps records of its producer id before a marker. It is asked where the marker

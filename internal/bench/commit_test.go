@@ -17,14 +17,19 @@ import (
 // Complete, by producers of different ids at once, with a context that can end.
 // syncs/op is how many syncs there were for one, and cpu-ns/op what the process
 // used: on a machine that others use too, that says more than the rate.
-func BenchmarkCommit(b *testing.B) {
+func BenchmarkCommit(b *testing.B) { benchmarkCommit(b, false) }
+
+// BenchmarkCommitCalls is the same with markers that go through a goroutine.
+func BenchmarkCommitCalls(b *testing.B) { benchmarkCommit(b, true) }
+
+func benchmarkCommit(b *testing.B, calls bool) {
 	for _, st := range stores {
 		for _, c := range []int{1, 16, 256} {
 			b.Run(fmt.Sprintf("%s/ids=%d", st.name, c), func(b *testing.B) {
 				var syncs atomic.Int64
 				store, end := st.open(b, b.TempDir(), &syncs)
 				defer end()
-				r := start(b, store)
+				r := startWith(b, store, calls)
 				defer r.stop()
 				work := make([]*session, c)
 				for i := range work {

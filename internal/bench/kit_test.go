@@ -42,6 +42,11 @@ func (*leaders) Leader(txnstate.Participant) (markers.Target, markers.Standing) 
 	return 0, markers.Known
 }
 
+// WriteNow implements markers.Immediate.
+func (l *leaders) WriteNow(to markers.Target, ds []markers.Delivery) []markers.Result {
+	return l.WriteMarkers(context.Background(), to, ds)
+}
+
 func (l *leaders) WriteMarkers(_ context.Context, _ markers.Target, ds []markers.Delivery) []markers.Result {
 	out := make([]markers.Result, len(ds))
 	for i := range ds {
@@ -72,9 +77,17 @@ type rig struct {
 	stop   func()
 }
 
-func start(tb testing.TB, store txnstate.Store) *rig {
+func start(tb testing.TB, store txnstate.Store) *rig { return startWith(tb, store, false) }
+
+// startWith is start with a sink that has to be called by a goroutine of the
+// target's, as one that waits for a disk or a network has.
+func startWith(tb testing.TB, store txnstate.Store, calls bool) *rig {
 	r := &rig{leaders: &leaders{}, reaper: reaper.New(reaper.Config{})}
-	d, err := markers.NewDispatcher(markers.Config{Leaders: r.leaders, Sink: r.leaders})
+	var sink markers.Sink = r.leaders
+	if calls {
+		sink = struct{ markers.Sink }{sink}
+	}
+	d, err := markers.NewDispatcher(markers.Config{Leaders: r.leaders, Sink: sink})
 	require.NoError(tb, err)
 	r.Coordinator, err = txnstate.New(txnstate.Config{
 		Store: store, ProducerIDs: pidalloc.Memory(0), Dispatcher: d, Deadlines: r.reaper,
