@@ -5,6 +5,12 @@
 // which it shares with everybody who waits, for whichever file. A store that has
 // several logs, each with a discipline of its own, so pays for one.
 //
+// A file whose owner gathers what many callers want written is written and synced by
+// fsx.WriteSync: what is gathered is taken when a sync of the log begins, and not
+// while the one before is under way. Two stores that gather would else keep each
+// other waiting: what has just missed a sync would miss the next one too, which is
+// the other store's.
+//
 // The log is small, bounded and written in place over what it held before, which
 // is the cheapest sync there is: no size changes and no block is added. When one
 // of its two files is full the other is begun, and the files whose bytes are in

@@ -166,7 +166,8 @@ func (h *file) Sync() error {
 			r, err := h.log()
 			n.turn.Unlock()
 			if err == nil && r != nil {
-				err = h.fs.log.wait(r)
+				h.fs.log.wait(r.done)
+				err = r.err
 			}
 			if err != nil {
 				return pathError("sync", h.name, err)
@@ -187,16 +188,7 @@ func (h *file) log() (*round, error) {
 	if len(n.written) == 0 {
 		return n.last, h.fs.log.why()
 	}
-	r, err := h.fs.log.add(h, n.written)
-	if err != nil {
-		return nil, err
-	}
-	n.last, n.lastEnd = r, max(n.lastEnd, n.high)
-	n.high = 0
-	if n.written = n.written[:0]; cap(n.written) > 64<<10 {
-		n.written = nil
-	}
-	return r, nil
+	return h.fs.log.add(h)
 }
 
 // syncDirect syncs the file itself. The node is locked.

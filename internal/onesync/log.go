@@ -30,9 +30,9 @@ var logNames = [2]string{"sync.0.log", "sync.1.log"}
 // round is what goes to the log in one write.
 type round struct {
 	frame  []byte
+	late   []*late // writes that are made when it begins
 	number uint64
 	void   uint64        // the frames below this one are void with it
-	lead   chan struct{} // one token: who takes it writes the round
 	done   chan struct{} // closed when err is set
 	err    error         // set before done is closed
 }
@@ -50,6 +50,10 @@ type log struct {
 	header header      // of that
 	pos    int64       // where the next frame goes
 	spare  []byte      // memory of a round that has ended
+
+	// lead holds one token, while something is queued and nobody writes: who takes
+	// it writes.
+	lead chan struct{}
 
 	// checking is held by one checkpoint at a time, during I/O.
 	checking turn
@@ -92,23 +96,36 @@ func (l *log) failLocked(err error) {
 	for _, r := range l.queue {
 		r.err = l.failed
 		close(r.done)
+		for _, w := range r.late {
+			w.file.node.turn.Unlock()
+			close(w.over)
+		}
 	}
 	l.queue = nil
 	l.moved.Broadcast()
 }
 
-// add puts entries at the end of the log that is to be. The node is locked.
-func (l *log) add(h *file, entries []byte) (*round, error) {
+// add puts what was written to a file at the end of the log that is to be. The node
+// is locked.
+func (l *log) add(h *file) (*round, error) {
 	n := h.node
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
 		return nil, fs.ErrClosed
 	}
-	r, err := l.addLocked(entries)
+	r, err := l.addLocked(n.written)
 	if err != nil {
 		return nil, err
 	}
+	l.book(h, r)
+	return r, nil
+}
+
+// book keeps the books of what was written to a file, which a round has now. The
+// node is locked, and so is the log.
+func (l *log) book(h *file, r *round) {
+	n := h.node
 	if n.number < l.voided {
 		n.lastEnd = 0
 	}
@@ -117,7 +134,11 @@ func (l *log) add(h *file, entries []byte) (*round, error) {
 		n.first, n.kept = r.number, h
 	}
 	n.number = r.number
-	return r, nil
+	n.last, n.lastEnd = r, max(n.lastEnd, n.high)
+	n.high = 0
+	if n.written = n.written[:0]; cap(n.written) > 64<<10 {
+		n.written = nil
+	}
 }
 
 func (l *log) addLocked(entries []byte) (*round, error) {
@@ -129,7 +150,7 @@ func (l *log) addLocked(entries []byte) (*round, error) {
 		r.frame = append(r.frame, entries...)
 		return r, nil
 	}
-	r := &round{number: l.next, lead: make(chan struct{}, 1), done: make(chan struct{})}
+	r := &round{number: l.next, done: make(chan struct{})}
 	if l.spare != nil {
 		r.frame, l.spare = l.spare, nil
 	} else {
@@ -140,34 +161,48 @@ func (l *log) addLocked(entries []byte) (*round, error) {
 	l.queue, l.last = append(l.queue, r), r
 	if !l.leading {
 		l.leading = true
-		r.lead <- struct{}{}
+		l.lead <- struct{}{}
 	}
 	return r, nil
 }
 
-// wait returns when a round is on the disk, or has failed to get there. Everybody
-// who added to it must call it: one of them does the writing.
-func (l *log) wait(r *round) error {
+// wait returns when done is closed: a round that the caller has added to, or a late
+// write of the caller's, has come to its end. Everybody who added something must
+// call it: one of them does the writing, until it is done itself.
+func (l *log) wait(done <-chan struct{}) {
 	select {
-	case <-r.done:
-		return r.err
-	case <-r.lead:
+	case <-done:
+		return
+	case <-l.lead:
 	}
+	for l.writeNext() {
+		select {
+		case <-done:
+			l.lead <- struct{}{}
+			return
+		default:
+		}
+	}
+}
+
+// writeNext makes the next round durable, and reports whether there is another one.
+// The caller leads.
+func (l *log) writeNext() (more bool) {
 	// Those who are about to add something go first.
 	runtime.Gosched()
 	l.mu.Lock()
 	if l.failed != nil {
 		l.mu.Unlock()
-		<-r.done
-		return r.err
+		return false
 	}
-	l.queue = l.queue[1:] // r: nobody joins it now
+	r := l.queue[0]
+	l.queue = l.queue[1:] // nobody joins it now
 	l.mu.Unlock()
 
+	l.writeLate(r)
 	err := l.write(r)
 
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	if err != nil {
 		l.failLocked(err)
 	}
@@ -178,13 +213,14 @@ func (l *log) wait(r *round) error {
 		l.spare = r.frame
 	}
 	r.frame = nil
+	l.mu.Unlock()
 	close(r.done)
-	if len(l.queue) > 0 {
-		l.queue[0].lead <- struct{}{}
-	} else {
-		l.leading = false
-	}
-	return r.err
+	l.tellLate(r)
+
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.leading = len(l.queue) > 0
+	return l.leading
 }
 
 // write makes a round durable. The caller leads.
@@ -386,7 +422,8 @@ func (l *log) voidBelow(number uint64) error {
 	if err != nil {
 		return err
 	}
-	return l.wait(r)
+	l.wait(r.done)
+	return r.err
 }
 
 // close ends the log. Nobody uses the files any more.

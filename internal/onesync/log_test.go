@@ -62,6 +62,65 @@ func TestFilesShareSyncs(t *testing.T) {
 	})
 }
 
+// What is given to several files while a sync is under way is in the next one, all
+// of it, and nobody is told before.
+func TestWhatComesDuringASyncIsInTheNextOne(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		fsys := disk(t, 0)
+		f := open(t, fsys, worldRoot)
+		var mu sync.Mutex
+		given, told := map[string]string{}, map[string]string{} // by file
+		files := map[string]fsx.File{}
+		for _, name := range []string{"root/x", "root/a/y", "root/a/b/z"} {
+			files[name] = synced(t, f, name)
+			given[name], told[name] = "ab", "ab"
+		}
+		write := func(name string) {
+			var p string
+			fsx.WriteSync(files[name], func() ([]byte, int64) {
+				mu.Lock()
+				defer mu.Unlock()
+				p = given[name]
+				return []byte(p), 0
+			}, func(err error) bool {
+				mu.Lock()
+				defer mu.Unlock()
+				require.NoError(t, err)
+				told[name] = p
+				return p != given[name]
+			})
+		}
+		before := fsys.Syncs()
+		release := fsys.HoldSyncs()
+		given["root/x"] += "1"
+		go write("root/x")
+		synctest.Wait()
+		for name := range files {
+			if name != "root/x" {
+				go write(name)
+			}
+		}
+		synctest.Wait()
+		mu.Lock()
+		for name := range files {
+			given[name] += "2" // after their writes were asked for
+		}
+		for name, s := range told {
+			require.Equal(t, "ab", s, "%s: acknowledged before the sync", name)
+		}
+		mu.Unlock()
+		release()
+		synctest.Wait()
+		require.Equal(t, given, told)
+		require.Equal(t, before+2, fsys.Syncs())
+		for name, s := range given {
+			require.Equal(t, s, content(t, f, name))
+		}
+		require.NoError(t, f.Close())
+	})
+}
+
 // A Sync with nothing of its own waits for one under way that has what was written
 // before.
 func TestASyncWaitsForOneUnderWay(t *testing.T) {
@@ -168,6 +227,19 @@ func TestWhatManySyncAtOnceSurvives(t *testing.T) {
 		var wg sync.WaitGroup
 		for i, file := range files {
 			wg.Go(func() {
+				if i%2 == 0 {
+					n := 0
+					fsx.WriteSync(file, func() ([]byte, int64) {
+						n++
+						return []byte(fmt.Sprintf("%06d", n)), int64(2 + 6*n)
+					}, func(err error) bool {
+						if err == nil {
+							done[i] = n
+						}
+						return true
+					})
+					return
+				}
 				for n := 1; ; n++ {
 					if _, err := file.WriteAt([]byte(fmt.Sprintf("%06d", n)), int64(2+6*n)); err != nil {
 						return

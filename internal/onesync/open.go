@@ -19,7 +19,7 @@ type generation struct {
 
 // openLog replays the log of a directory and begins it anew.
 func openLog(f *FS, size int64) (*log, error) {
-	l := &log{fs: f, checking: newTurn(), size: size, maxWritten: min(maxWritten, int((size-framesAt)/(roundWrites*fileRounds))), dirty: map[*node]struct{}{}, next: 1}
+	l := &log{fs: f, checking: newTurn(), size: size, maxWritten: min(maxWritten, int((size-framesAt)/(roundWrites*fileRounds))), dirty: map[*node]struct{}{}, next: 1, lead: make(chan struct{}, 1)}
 	l.moved.L = &l.mu
 	found, err := l.find()
 	if err != nil {

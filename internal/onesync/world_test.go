@@ -162,24 +162,25 @@ func (w *world) step() error {
 		size := idBytes + w.rand.IntN(len(h.of.seen)+20)
 		h.of.truncated(size)
 		return w.after(h.of, h.Truncate(int64(size)))
-	case k <= 6:
-		off := len(h.of.seen)
-		if w.rand.IntN(3) == 0 {
-			off = idBytes + w.rand.IntN(off+30)
-		} else if w.rand.IntN(4) == 0 {
-			off = max(idBytes, off-1) // the last byte again
-		} else if off > 2000 {
-			off = idBytes
-		}
-		p := make([]byte, 1+w.rand.IntN(size))
-		if w.rand.IntN(8) == 0 && !w.calm {
-			p = make([]byte, 600) // more than is worth two writes
-		}
-		for i := range p {
-			p[i] = byte(w.rand.Uint32())
-		}
+	case k <= 5:
+		p, off := w.bytes(h.of, size)
 		h.of.wrote(p, off)
 		_, err := h.WriteAt(p, int64(off))
+		return w.after(h.of, err)
+	case k == 6:
+		var err error
+		left := 1 + w.rand.IntN(3)
+		fsx.WriteSync(h.File, func() ([]byte, int64) {
+			p, off := w.bytes(h.of, size)
+			h.of.wrote(p, off)
+			return p, int64(off)
+		}, func(failed error) bool {
+			if err = failed; err == nil {
+				h.of.synced()
+			}
+			left--
+			return left > 0
+		})
 		return w.after(h.of, err)
 	default:
 		err := h.Sync()
@@ -231,6 +232,26 @@ func (w *world) otherwise() error {
 		}
 		return errors.Join(w.after(o, err), h.Close())
 	}
+}
+
+// bytes are what to write to a file, and where.
+func (w *world) bytes(o *object, size int) (p []byte, off int) {
+	off = len(o.seen)
+	if w.rand.IntN(3) == 0 {
+		off = idBytes + w.rand.IntN(off+30)
+	} else if w.rand.IntN(4) == 0 {
+		off = max(idBytes, off-1) // the last byte again
+	} else if off > 2000 {
+		off = idBytes
+	}
+	p = make([]byte, 1+w.rand.IntN(size))
+	if w.rand.IntN(8) == 0 && !w.calm {
+		p = make([]byte, 600) // more than is worth two writes
+	}
+	for i := range p {
+		p[i] = byte(w.rand.Uint32())
+	}
+	return p, off
 }
 
 // after books an error of an operation on a file.

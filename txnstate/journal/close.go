@@ -40,13 +40,10 @@ func (s *Store) Close() error {
 // held, and nothing more is accepted.
 func (s *Store) finish() error {
 	s.mu.Lock()
-	var b *batch
-	if s.failed == nil && !s.queue.empty() {
-		b = s.take(nil)
-	}
+	waits := s.failed == nil && !s.queue.empty()
 	s.mu.Unlock()
-	if b != nil {
-		s.writeBatch(b)
+	if waits {
+		s.writeQueue()
 	}
 	s.mu.Lock()
 	failed, stuck := s.failed, s.stuck

@@ -99,7 +99,6 @@ func (s *Store) want(b *batch) {
 func (s *Store) commit() {
 	s.turn <- struct{}{}
 	defer func() { <-s.turn }()
-	var spare *batch // whose memory is used again
 	for {
 		// Those who were woken by the last batch, and are about to write again, go
 		// first: else one of them would have a sync for itself and all others wait
@@ -111,17 +110,16 @@ func (s *Store) commit() {
 			s.mu.Unlock()
 			return
 		}
-		b := s.take(spare)
 		s.mu.Unlock()
-		s.writeBatch(b)
-		spare = b
+		s.writeQueue()
 		s.rotate()
 	}
 }
 
-// take begins a new queue and gives the old one to be written. mu and the turn
-// are held.
+// take begins a new queue and gives the old one to be written. The turn is held.
 func (s *Store) take(spare *batch) *batch {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	b := s.queue
 	s.writing = b
 	// The bytes of a batch belong to nobody when it is written; one that was
@@ -144,19 +142,30 @@ type segment struct {
 	seq    uint64 // of the first entry of the next one
 }
 
-// writeBatch makes a batch durable and lets its writes take effect. The turn is
-// held.
-func (s *Store) writeBatch(b *batch) {
+// writeQueue makes what is queued durable and lets it take effect, and goes on with
+// what is wanted by then. The turn is held.
+func (s *Store) writeQueue() {
 	f := &s.file
-	sealFrame(b.frame, f.salt, LogFrame, f.frames+1, b.first)
-	_, err := f.file.WriteAt(b.frame, f.end)
-	if err == nil {
-		err = f.file.Sync()
-	}
-	if err != nil {
-		s.fail(fmt.Errorf("write %s at byte %d: %w", segmentName(f.number), f.end, err), b)
-		return
-	}
+	var b, spare *batch // spare is one whose memory is used again
+	fsx.WriteSync(f.file, func() ([]byte, int64) {
+		b = s.take(spare)
+		sealFrame(b.frame, f.salt, LogFrame, f.frames+1, b.first)
+		return b.frame, f.end
+	}, func(err error) (again bool) {
+		if err != nil {
+			s.fail(fmt.Errorf("write %s at byte %d: %w", segmentName(f.number), f.end, err), b)
+			return false
+		}
+		again = s.written(b)
+		spare = b
+		return again
+	})
+}
+
+// written is for a batch that is durable. It reports whether the next one is wanted,
+// of the same file. The turn is held.
+func (s *Store) written(b *batch) (again bool) {
+	f := &s.file
 	f.frames++
 	f.end += int64(len(b.frame))
 	f.seq = b.first + b.count
@@ -164,8 +173,10 @@ func (s *Store) writeBatch(b *batch) {
 	s.mu.Lock()
 	s.writing = nil
 	s.logged += int64(len(b.frame))
+	again = s.queue.wanted && !s.closed && !s.due()
 	s.mu.Unlock()
 	close(b.done)
+	return again
 }
 
 // apply lets the Durable writes of a batch take effect.

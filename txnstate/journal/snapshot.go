@@ -18,10 +18,15 @@ const (
 	snapSync = 1 << 20
 )
 
+// due reports whether it is time for a new segment. mu is held.
+func (s *Store) due() bool {
+	return !s.snapping && s.logged >= max(s.snapAt, s.cfg.SnapshotAt, s.state)
+}
+
 // rotate begins a new segment and a snapshot, where it is time. The turn is held.
 func (s *Store) rotate() {
 	s.mu.Lock()
-	due := s.failed == nil && !s.closed && !s.snapping && s.logged >= max(s.snapAt, s.cfg.SnapshotAt, s.state)
+	due := s.failed == nil && !s.closed && s.due()
 	s.mu.Unlock()
 	if !due {
 		return

@@ -37,9 +37,9 @@ type Segment struct {
 	file    fsx.File   // nil until the first round is written
 	tail    int64      // end of the rounds written and queued
 	queue   []*Round   // not being written yet, oldest first
+	writing *Round     // nil: what runs is about to take one
 	spare   []byte     // the memory of a round that has ended
-	leading bool       // somebody writes, or has the token to
-	writing bool       // somebody writes
+	running bool       // a goroutine is there that writes what is queued
 	failed  error      // the file is not trusted any more
 }
 
@@ -48,7 +48,6 @@ type Round struct {
 	buf   []byte
 	flags uint32
 	pos   int64
-	lead  chan struct{} // one token: who takes it writes the round
 	done  chan struct{} // closed when err is set
 	err   error         // set before done is closed
 }
@@ -86,8 +85,8 @@ func Confirmed(fsys fsx.FS, name string, f fsx.File, fsync bool, confirm func() 
 }
 
 // Add queues parts, one after the other, and returns the place in the file where
-// they will be. It does no I/O: the caller may hold a lock of its own, and calls
-// wait without it.
+// they will be. It does no I/O: the caller may hold a lock of its own, and waits
+// without it.
 func (s *Segment) Add(parts ...[]byte) (pos int64, r *Round, err error) { return s.add(0, parts) }
 
 // Reset is Add for a round from which on the segment counts: what is before it,
@@ -109,12 +108,12 @@ func (s *Segment) add(flags uint32, parts [][]byte) (pos int64, r *Round, err er
 	if k := len(s.queue); k > 0 && flags == 0 && len(s.queue[k-1].buf)+n <= maxRound {
 		r = s.queue[k-1]
 	} else {
-		r = &Round{flags: flags, pos: s.tail, buf: s.memory(n), lead: make(chan struct{}, 1), done: make(chan struct{})}
+		r = &Round{flags: flags, pos: s.tail, buf: s.memory(n), done: make(chan struct{})}
 		s.queue = append(s.queue, r)
 		s.tail += HeaderBytes
-		if !s.leading {
-			s.leading = true
-			r.lead <- struct{}{}
+		if !s.running {
+			s.running = true
+			go s.run()
 		}
 	}
 	pos = s.tail
@@ -137,77 +136,39 @@ func (s *Segment) memory(n int) []byte {
 	return make([]byte, HeaderBytes, HeaderBytes+n)
 }
 
-// Wait returns when r is on the disk, or failed to get there. Everybody who added
-// to a round must call it: one of them does the writing. There is no context: the
-// bytes are on their way, and leaving would not call them back.
+// Wait returns when r is on the disk, or failed to get there. There is no context:
+// the bytes are on their way, and leaving would not call them back.
 func (s *Segment) Wait(r *Round) error {
-	select {
-	case <-r.done:
-		return r.err
-	case <-r.lead:
-	}
-	s.mu.Lock()
-	if s.failed != nil {
-		s.mu.Unlock()
-		<-r.done
-		return r.err
-	}
-	s.queue = s.queue[1:] // r: nobody joins it now
-	s.writing = true
-	s.mu.Unlock()
-
-	err := s.write(r)
-
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.writing = false
-	r.err = err
-	if cap(r.buf) <= keepRound {
-		s.spare = r.buf
-	}
-	r.buf = nil
-	close(r.done)
-	switch {
-	case s.failed != nil:
-		s.release() // closed meanwhile
-	case err != nil:
-		s.fail(fmt.Errorf("%s: %w", s.name, err))
-	case len(s.queue) > 0:
-		s.queue[0].lead <- struct{}{}
-	default:
-		s.leading = false
-	}
-	return err
+	<-r.done
+	return r.err
 }
 
-func (s *Segment) write(r *Round) error {
-	h := r.buf[:HeaderBytes]
-	payload := r.buf[HeaderBytes:]
-	copy(h, roundMagic)
-	flags := r.flags
-	if s.fsync {
-		flags |= flagClean
-	}
-	binary.BigEndian.PutUint32(h[4:], flags)
-	binary.BigEndian.PutUint64(h[8:], uint64(r.pos))
-	binary.BigEndian.PutUint32(h[16:], uint32(len(payload)))
-	binary.BigEndian.PutUint32(h[20:], crc32.Checksum(payload, castagnoli))
-	binary.BigEndian.PutUint32(h[24:], crc32.Checksum(h[:24], castagnoli))
+// run writes what is queued, until nothing is.
+func (s *Segment) run() {
+	var err error
 	if s.file == nil {
-		f, err := s.fsys.OpenFile(s.name, os.O_RDWR|os.O_CREATE, 0o644)
-		if err != nil {
-			return err
-		}
-		s.mu.Lock()
-		s.file = f
-		s.mu.Unlock()
-		if s.fsync {
-			if err := s.fsys.SyncDir(filepath.Dir(s.name)); err != nil {
-				return err
-			}
-		}
+		err = s.create()
 	}
-	if _, err := s.file.WriteAt(r.buf, r.pos); err != nil {
+	for again := true; again; {
+		if err == nil && s.fsync && s.confirm == nil {
+			fsx.WriteSync(s.file, s.take, func(failed error) bool {
+				err = failed
+				again = err == nil && s.written()
+				return again
+			})
+			continue
+		}
+		b, pos := s.take()
+		if err == nil {
+			err = s.write(b, pos)
+		}
+		again = err == nil && s.written()
+	}
+	s.end(err)
+}
+
+func (s *Segment) write(b []byte, pos int64) error {
+	if _, err := s.file.WriteAt(b, pos); err != nil {
 		return err
 	}
 	if s.fsync {
@@ -221,6 +182,81 @@ func (s *Segment) write(r *Round) error {
 	return nil
 }
 
+// written is for the round that was taken last, and is on the disk. It reports
+// whether there is another one.
+func (s *Segment) written() (again bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.finish(nil)
+	s.running = len(s.queue) > 0
+	return s.running
+}
+
+// finish tells those who wait for the round that was taken last. mu is held.
+func (s *Segment) finish(err error) {
+	r := s.writing
+	s.writing = nil
+	if cap(r.buf) <= keepRound {
+		s.spare = r.buf
+	}
+	r.buf, r.err = nil, err
+	close(r.done)
+}
+
+// end is for what runs no more. Where the segment has failed, or was closed
+// meanwhile, nobody needs the file.
+func (s *Segment) end(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case err != nil:
+		s.running = false
+		s.fail(fmt.Errorf("%s: %w", s.name, err))
+		s.release()
+		s.finish(err)
+	case s.failed != nil && !s.running:
+		s.release()
+	}
+}
+
+// create makes the file.
+func (s *Segment) create() error {
+	f, err := s.fsys.OpenFile(s.name, os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.file = f
+	s.mu.Unlock()
+	if !s.fsync {
+		return nil
+	}
+	return s.fsys.SyncDir(filepath.Dir(s.name))
+}
+
+// take ends the first round of the queue: nobody joins it any more. It gives what is
+// to be written, and where.
+func (s *Segment) take() (b []byte, pos int64) {
+	s.mu.Lock()
+	r := s.queue[0]
+	s.queue = s.queue[1:]
+	s.writing = r
+	s.mu.Unlock()
+	h := r.buf[:HeaderBytes]
+	payload := r.buf[HeaderBytes:]
+	copy(h, roundMagic)
+	flags := r.flags
+	if s.fsync {
+		flags |= flagClean
+	}
+	binary.BigEndian.PutUint32(h[4:], flags)
+	binary.BigEndian.PutUint64(h[8:], uint64(r.pos))
+	binary.BigEndian.PutUint32(h[16:], uint32(len(payload)))
+	binary.BigEndian.PutUint32(h[20:], crc32.Checksum(payload, castagnoli))
+	binary.BigEndian.PutUint32(h[24:], crc32.Checksum(h[:24], castagnoli))
+	return r.buf, r.pos
+}
+
 // fail ends the segment: for a failed write, after which nobody knows what of the
 // file is on the disk, or because it is closed. mu is held.
 func (s *Segment) fail(err error) {
@@ -228,14 +264,18 @@ func (s *Segment) fail(err error) {
 		return
 	}
 	s.failed = err
-	for _, r := range s.queue {
+	left := 0
+	if s.running && s.writing == nil {
+		left = 1 // about to be taken
+	}
+	if !s.running {
+		s.release()
+	}
+	for _, r := range s.queue[left:] {
 		r.err = err
 		close(r.done)
 	}
-	s.queue = nil
-	if !s.writing {
-		s.release()
-	}
+	s.queue = s.queue[:left]
 }
 
 // ReadAt fills b from pos, where rounds have been written.
@@ -256,14 +296,14 @@ func (s *Segment) ReadAt(b []byte, pos int64) error {
 // ErrClosed is what calls after Close fail with.
 var ErrClosed = errors.New("closed")
 
-// Close ends the segment. A round that is being written is finished.
+// Close ends the segment. A round that is being written, or about to be, is finished.
 func (s *Segment) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.fail(ErrClosed)
 }
 
-// release gives the handle back. mu is held and nobody writes.
+// release gives the handle back. mu is held and nothing runs.
 func (s *Segment) release() {
 	if s.file != nil {
 		_ = s.file.Close() // promises nothing about the data: Sync did
