@@ -29,7 +29,7 @@ func Short(story []string, complaint string) []string {
 	}
 	var times []float64
 	for _, l := range story {
-		if narrow(l) {
+		if narrow(l) && !strings.Contains(l, " MODEL ") {
 			times = append(times, when(l))
 		}
 	}
@@ -38,11 +38,15 @@ func Short(story []string, complaint string) []string {
 	}
 	from, to := times[0]-0.5, slices.Max(times)+2
 	var out []string
+	var said [6]string // what was said just before is not said again
 	for _, l := range story {
 		t := when(l)
 		fault := strings.Contains(l, " FAULT ") || strings.Contains(l, " dies") || strings.Contains(l, " goes on") || strings.Contains(l, " starts")
 		if narrow(l) || t >= from && t <= to && (fault || wide(l)) || strings.Contains(l, " MODEL ") && wide(l) {
-			out = append(out, l)
+			if what := l[min(len(l), 12):]; !slices.Contains(said[:], what) {
+				said[len(out)%len(said)] = what
+				out = append(out, l)
+			}
 		}
 	}
 	if n := len(out) - shortLines; n > 0 {

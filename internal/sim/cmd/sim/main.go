@@ -225,25 +225,57 @@ func run() error {
 	return fmt.Errorf("run one again with -seeds %d -story", failed[0].Seed)
 }
 
-// shrinkSeed leaves out fault after fault while the seed fails.
+// shrinkSeed leaves out faults while the seed fails: many at once first, then
+// fewer, in the end one by one. It prints what is left, and what happened then.
 func shrinkSeed(p pool, r sim.Result) {
-	var out []string
-	for i := range r.Faults {
-		try := strings.Join(append(slices.Clone(out), strconv.Itoa(i)), ",")
-		q := pool{p.binary, []string{"-world", *world, "-without", try}}
-		q.each(r.Seed, r.Seed, func(r sim.Result, crash string) bool {
-			if len(r.Broken) > 0 || crash != "" {
-				out = append(out, strconv.Itoa(i))
-			}
+	var out []int
+	try := func(some []int) bool {
+		all := slices.Concat(out, some)
+		q := pool{p.binary, slices.Concat(p.args, []string{"-without", numbers(all)})}
+		got, crash := q.one(r.Seed)
+		if len(got.Broken) == 0 && crash == "" {
 			return false
-		})
+		}
+		if out = all; crash == "" {
+			r = got
+		}
+		return true
 	}
-	fmt.Printf("fails with these faults alone (-seeds %d -without %s):\n", r.Seed, strings.Join(out, ","))
-	for i, f := range r.Faults {
-		if !slices.Contains(out, strconv.Itoa(i)) {
-			fmt.Printf("  %d: %s\n", i, f)
+	var rest []int
+	for i := range r.Faults {
+		rest = append(rest, i)
+	}
+	for size := max(len(rest)/2, 1); ; size = max(size/2, 1) {
+		var kept []int
+		for some := range slices.Chunk(rest, size) {
+			if !try(some) {
+				kept = append(kept, some...)
+			}
+		}
+		less := len(kept) < len(rest)
+		if rest = kept; len(rest) == 0 || size == 1 && !less {
+			break
 		}
 	}
+	slices.Sort(out)
+	fmt.Printf("seed %d fails with these faults alone (-without %s):\n", r.Seed, numbers(out))
+	for _, i := range rest {
+		fmt.Printf("  %d: %s\n", i, r.Faults[i])
+	}
+	if len(r.Broken) > 0 {
+		fmt.Println(" ", r.Broken[0])
+		for _, l := range sim.Short(r.Story, r.Broken[0]) {
+			fmt.Println("   ", l)
+		}
+	}
+}
+
+func numbers(ns []int) string {
+	var out []string
+	for _, n := range ns {
+		out = append(out, strconv.Itoa(n))
+	}
+	return strings.Join(out, ",")
 }
 
 func moduleRoot() (string, error) {
@@ -265,8 +297,7 @@ func build(root, dir, binary string, files map[string][]byte, more map[string]st
 }
 
 // plantAll builds and runs each defect until it is found, and prints a table. The
-// quick worlds go first: half of the seeds are of each, and where those find
-// nothing, some are of the others.
+// quick worlds go first; where those find nothing, some seeds are of the slow one.
 func plantAll(root, dir string, more map[string]string) error {
 	ds, err := planted.All()
 	if err != nil {
@@ -298,13 +329,17 @@ func plantAll(root, dir string, more map[string]string) error {
 			return fmt.Errorf("%s: %w", d.Name, err)
 		}
 		began := time.Now()
-		ran, found := hunt(binary, from)
-		_ = os.Remove(binary)
+		quick, slow := where(files)
+		ran, found, r := hunt(binary, from, quick, slow)
 		if found == "" {
 			missed++
 			found = "MISSED"
 		}
 		fmt.Printf("| %s | %s | %d | %s | %.150s |\n", d.Name, d.Kinds, ran, time.Since(began).Round(100*time.Millisecond), strings.ReplaceAll(found, "|", "/"))
+		if *shrink && len(r.Broken) > 0 {
+			shrinkSeed(pool{binary, []string{"-world", r.World}}, r)
+		}
+		_ = os.Remove(binary)
 	}
 	fmt.Printf("\n%d of %d found, in %s\n", total-missed, total, time.Since(start).Round(time.Second))
 	if missed > 0 {
@@ -313,14 +348,28 @@ func plantAll(root, dir string, more map[string]string) error {
 	return nil
 }
 
+// where lists the worlds that a change of files can be seen in, quick ones first.
+func where(files map[string][]byte) (quick, slow []string) {
+	ws := sim.Worlds() // parts, single, the cluster
+	for name := range files {
+		switch {
+		case strings.HasPrefix(name, "lease/"), strings.Contains(name, "/epochlog/"), strings.Contains(name, "/cluster"):
+			return ws[2:], nil
+		case strings.HasPrefix(name, "examples/"):
+			return ws[1:2], ws[2:]
+		}
+	}
+	return ws[:2], ws[2:]
+}
+
 // hunt runs seeds until one fails. It returns how many, and what the failure was.
-func hunt(binary string, from uint64) (ran int, found string) {
+func hunt(binary string, from uint64, quick, slow []string) (ran int, found string, failed sim.Result) {
 	take := func(r sim.Result, crash string) bool {
 		ran++
 		switch {
 		case found != "":
 		case len(r.Broken) > 0:
-			found = fmt.Sprintf("%s, seed %d: %s", r.World, r.Seed, r.Broken[0])
+			found, failed = fmt.Sprintf("%s, seed %d: %s", r.World, r.Seed, r.Broken[0]), r
 		case crash != "":
 			found = fmt.Sprintf("seed %d ends the process: %s", r.Seed, firstLines(crash))
 		}
@@ -328,24 +377,22 @@ func hunt(binary string, from uint64) (ran int, found string) {
 	}
 	if *world != "" {
 		pool{binary: binary, args: []string{"-world", *world}}.each(from, from+uint64(*most)-1, take)
-		return ran, found
+		return ran, found, failed
 	}
-	worlds := sim.Worlds()
 	const stretch = 20 // seeds of one world, then of the other
-	for at := from; found == "" && at < from+uint64(*most); {
-		for _, w := range worlds[:2] {
+	for at := from; found == "" && at < from+uint64(*most); at += stretch * uint64(len(quick)) {
+		for _, w := range quick {
 			if found == "" {
 				pool{binary: binary, args: []string{"-world", w}}.each(at, at+stretch-1, take)
 			}
 		}
-		at += 2 * stretch
 	}
-	for _, w := range worlds[2:] {
+	for _, w := range slow {
 		if found == "" {
 			pool{binary: binary, args: []string{"-world", w}}.each(from, from+uint64(*most)/20, take)
 		}
 	}
-	return ran, found
+	return ran, found, failed
 }
 
 func firstLines(s string) string {
