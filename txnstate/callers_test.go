@@ -147,3 +147,51 @@ func TestNobodyGetsTheAnswerToWhatAnotherAskedAndLeft_I6(t *testing.T) {
 		}
 	})
 }
+
+// F09, KAFKA-16352: the next transaction of an id may be decided before the
+// completion of the one before is put away. Under protocol 1 both have the same
+// producer and epoch. The next one is delivered, once, and completes.
+func TestF09_ADecisionRightBehindACompletionIsCarriedOutOnce(t *testing.T) {
+	for _, v := range []txnstate.TransactionVersion{txnstate.TV0, txnstate.TV2} {
+		synctest.Test(t, func(t *testing.T) {
+			var c *txnstate.Coordinator
+			s, h := newScriptStore(), &held{}
+			var p txnstate.Producer
+			commit := func() {
+				require.NoError(t, add(c, "a", p, v, tp0))
+				next, err := c.End(bg, "a", txnstate.End{Producer: p, Commit: true, Client: v})
+				require.NoError(t, err)
+				if v >= txnstate.TV2 {
+					p = next
+				}
+			}
+			completed := 0
+			c = start(t, txnstate.Config{Store: s, Dispatcher: h, EndWait: txnstate.AnswerAtDecision, Observer: txnstate.Observer{
+				Transition: func(_ txnstate.State, r txnstate.Record) {
+					if r.State == txnstate.CompleteCommit {
+						if completed++; completed == 1 {
+							commit() // by a client that is quick
+						}
+					}
+				},
+			}})
+			p = initID(t, c, "a")
+			commit()
+			h.outcomes()[0].applied([]txnstate.Participant{tp0})
+			synctest.Wait()
+			require.Equal(t, 1, completed)
+			require.Len(t, h.outcomes(), 2)
+			require.ErrorIs(t, add(c, "a", p, v, tp1), txnstate.ErrConcurrentTransactions)
+			synctest.Wait()
+			require.Len(t, h.outcomes(), 2, "once")
+			require.EqualValues(t, 2, h.outcomes()[1].TxnSeq)
+			h.outcomes()[0].applied([]txnstate.Participant{tp0}) // late, and again
+			synctest.Wait()
+			require.Equal(t, 1, completed)
+			h.outcomes()[1].applied([]txnstate.Participant{tp0})
+			synctest.Wait()
+			require.Equal(t, 2, completed)
+			require.NoError(t, add(c, "a", p, v, tp1))
+		})
+	}
+}

@@ -137,7 +137,8 @@ func TestADecisionThatWasStoredWithoutAnybodyKnowingIsCarriedOutByTheNextRequest
 		return nil
 	}
 	synctest.Test(t, func(t *testing.T) {
-		c := start(t, txnstate.Config{Store: s})
+		h := &held{auto: true}
+		c := start(t, txnstate.Config{Store: s, Dispatcher: h})
 		p := initID(t, c, "a")
 		require.NoError(t, add(c, "a", p, txnstate.TV2, tp0))
 		end := txnstate.End{Producer: p, Commit: true, Client: txnstate.TV2}
@@ -150,6 +151,8 @@ func TestADecisionThatWasStoredWithoutAnybodyKnowingIsCarriedOutByTheNextRequest
 		synctest.Wait()
 		next, err := c.End(bg, "a", end)
 		require.NoError(t, err, "the retry of the commit finds it done")
+		require.Len(t, h.outcomes(), 1)
+		require.True(t, h.outcomes()[0].Again, "whether anybody has begun to deliver it nobody knows")
 		require.Equal(t, int16(1), next.Epoch)
 	})
 }

@@ -355,3 +355,20 @@ func TestANextTransactionWaitsForMarkersThatAreSentAgain_I4(t *testing.T) {
 		})
 	}
 }
+
+// Under TV2 the next transaction has another epoch, which tells the markers apart:
+// it need not wait.
+func TestANextTransactionOfAnotherEpochDoesNotWait_F37(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := txnstate.Producer{ID: 7, Epoch: 3}
+		rec := prepared("t", p, tp0)
+		rec.ClientVersion, rec.LastEpoch = txnstate.TV2, 2
+		store := newScriptStore(rec)
+		c := start(t, txnstate.Config{Store: store, Dispatcher: &held{}})
+		next := store.get("t")
+		next.State, next.Participants, next.LastEpoch = txnstate.Empty, nil, -1 // completed elsewhere, and initialised
+		next.Producer.Epoch++
+		store.put(next)
+		require.NoError(t, add(c, "t", next.Producer, txnstate.TV2, tp0))
+	})
+}
