@@ -74,6 +74,16 @@ func TestNoAnswerIsGivenByALogThatWasTakenOver_I10(t *testing.T) {
 	}
 }
 
+// Nor does it say of what it has that it is durable: an answer may rest on that
+// alone.
+func TestALogThatWasTakenOverSaysNothingOfWhatIsDurable_I2(t *testing.T) {
+	b, l, is := taken(t, 0)
+	require.Zero(t, produce(t, b, "t", plain(1, 10)).ErrorCode)
+	require.NoError(t, l.Durable(t.Context(), 0))
+	is.Store(true)
+	require.Error(t, l.Durable(t.Context(), 0))
+}
+
 // The leader's epoch is in each batch and in answers, and a client that knows
 // another one is told so.
 func TestTheLeaderEpochIsTold(t *testing.T) {
