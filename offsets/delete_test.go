@@ -1,9 +1,12 @@
 package offsets
 
 import (
+	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/kafkatxn/kafkatxn/fence"
 	"github.com/kafkatxn/kafkatxn/txnstate"
 	"github.com/stretchr/testify/require"
 )
@@ -150,4 +153,80 @@ func TestARequestThatIsTooLargeIsRefused(t *testing.T) {
 	requireCode(t, txnstate.CodeUnknownServerError, k.m.DeleteTopic(ctx, long))
 	requireCode(t, txnstate.CodeUnknownServerError, k.m.DeleteOffsets(ctx, "g", []TopicPartition{{long, 0}}))
 	k.restart()
+}
+
+// What is on its way to the log when its topic is deleted is deleted too.
+func TestADeletedTopicTakesWhatIsOnItsWayAlong_F29(t *testing.T) {
+	for _, staged := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			log := newTap()
+			k := newKit(t, func(c *Config) { c.Log = log })
+			gate := make(chan struct{})
+			log.set(func(op string, _ [][]byte) error {
+				if op == "append" {
+					<-gate
+				}
+				return nil
+			}, nil)
+			done := make(chan error, 2)
+			go func() {
+				if !staged {
+					_, err := k.m.Commit(ctx, "g", at(5))
+					done <- err
+					return
+				}
+				g, _, err := k.m.Verify("g", pr(1, 0), fence.ModeAdd)
+				if err == nil {
+					_, err = k.m.Stage(ctx, "g", pr(1, 0), g, at(5))
+				}
+				done <- err
+			}()
+			synctest.Wait()
+			go func() { done <- k.m.DeleteTopic(ctx, "in") }()
+			synctest.Wait()
+			close(gate)
+			require.NoError(t, <-done)
+			require.NoError(t, <-done)
+			k.expect("g", "-1", "-1")
+			require.False(t, k.m.HasPending("g"))
+			require.NoError(t, k.m.Close(ctx))
+		})
+	}
+}
+
+// Whoever gives up while it waits for one of several turns gives back those that it
+// has.
+func TestATurnThatIsNotWaitedForHoldsUpNobody_F15(t *testing.T) {
+	var ts turns
+	b, err := ts.take(ctx, "b")
+	require.NoError(t, err)
+	over, cancel := context.WithCancel(ctx)
+	cancel()
+	for range 50 { // where both are possible, either may be chosen
+		if release, err := ts.take(over, "c", "a", "b", "a"); err == nil {
+			release()
+			t.Fatal("b was taken twice")
+		}
+	}
+	b()
+	for _, k := range []string{"a", "b", "c"} {
+		soon, cancel := context.WithTimeout(ctx, time.Minute)
+		release, err := ts.take(soon, k)
+		cancel()
+		require.NoError(t, err, k)
+		release()
+	}
+	require.Empty(t, ts.m)
+}
+
+// I13: a log is rewritten when it has grown by a multiple of what is live, not at
+// every write from the first time on.
+func TestALogIsRewrittenNowAndThen(t *testing.T) {
+	log := newTap()
+	k := newKit(t, func(c *Config) { c.Log = log; c.CompactBytes = 2000 })
+	for i := range int64(1000) {
+		k.commit("g", at(i))
+	}
+	require.Positive(t, log.count("rewrite"))
+	require.Less(t, log.count("rewrite"), 100)
 }

@@ -3,9 +3,11 @@ package offsets_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+	"unsafe"
 
 	"github.com/kafkatxn/kafkatxn/fence"
 	"github.com/kafkatxn/kafkatxn/internal/kept"
@@ -101,5 +103,41 @@ func TestMarkerAnswers(t *testing.T) {
 	}
 	if got := offsets.MarkerAnswer(nil); got != txnstate.CodeNone {
 		t.Error(got)
+	}
+}
+
+// What is kept is no piece of the caller's strings, which may be pieces of a
+// request's buffer: one committed offset would keep all of it in memory.
+func TestWhatIsKeptIsNoPieceOfARequest_I13(t *testing.T) {
+	m, err := offsets.New(offsets.Config{Log: offsets.NewMemLog()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	if err := m.Load(ctx); err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close(ctx)
+	request := strings.Repeat("g", 100_000)
+	inside := func(s string) bool {
+		from, at := uintptr(unsafe.Pointer(unsafe.StringData(request))), uintptr(unsafe.Pointer(unsafe.StringData(s)))
+		return at >= from && at < from+uintptr(len(request))
+	}
+	group, topic, metadata := request[:5], request[10:20], request[20:40]
+	commit := []offsets.Offset{{Topic: topic, Partition: 0, Offset: 1, Metadata: metadata}}
+	if _, err := m.Commit(ctx, group, commit); err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range m.Groups() {
+		if inside(g) {
+			t.Error("the group's name is a piece of the request")
+		}
+	}
+	got, err := m.Fetch(group, nil, false)
+	if err != nil || len(got) != 1 {
+		t.Fatal(got, err)
+	}
+	if inside(got[0].Topic) || inside(got[0].Metadata) {
+		t.Error("a topic's name, or metadata, is a piece of the request")
 	}
 }

@@ -81,10 +81,11 @@ func TestTheNextSenderRemovesWhatTheLastOneLeft(t *testing.T) {
 		b.put(".9-QJ5R6TLZ3N4XKXGSEV5ZQDDJ7B-00000000000000000004.entry.QJ5R6TLZ3N4XKXGSEV5ZQDDJ7B.tmp", nil)
 		b.put("."+stranger+".QJ5R6TLZ3N4XKXGSEV5ZQDDJ7B.tmp", nil)
 		b.receiver.kill()
+		b.put(stranger, nil) // of another broker, which waits for the answer
 
 		next := newProcess(t, b.disk)
 		sink := next.sink(t, queue.SinkConfig{Dir: "shared", Self: 9})
-		require.Equal(t, []string{"." + stranger + ".QJ5R6TLZ3N4XKXGSEV5ZQDDJ7B.tmp"}, b.files(""))
+		require.Equal(t, []string{"." + stranger + ".QJ5R6TLZ3N4XKXGSEV5ZQDDJ7B.tmp", stranger}, b.files(""))
 		h.Release()
 		again := newProcess(t, b.disk)
 		again.receiver(t, queue.ReceiverConfig{Dir: "shared", Self: 1, Apply: b.c.Broker(1)})
@@ -115,9 +116,37 @@ func TestASenderThatCanNotTidyUpSendsNothing(t *testing.T) {
 		_, err := sink.StillOpen(t.Context(), 1, ds[0])
 		require.Error(t, err)
 		require.Contains(t, b.log.String(), "nothing is sent before they are")
+		time.Sleep(10 * time.Minute) // however often it fails
+		require.Equal(t, []markers.Result{markers.Retry}, sink.WriteMarkers(t.Context(), 1, ds))
 		broken.Store(false)
 		time.Sleep(10 * time.Second)
 		require.Equal(t, applied(1), sink.WriteMarkers(t.Context(), 1, ds))
+	})
+}
+
+// W21: what an earlier process left is durably gone before anything is sent: else it
+// would come back after a loss of power, and be applied behind what came after it.
+func TestLeftoversAreDurablyGoneBeforeAnythingIsSent_W21(t *testing.T) {
+	in(t, func(t *testing.T) {
+		var ops []string
+		var record atomic.Bool
+		disk := fsx.Hook(fsx.Mem(), func(op fsx.Op, name string) error {
+			if record.Load() && (op == fsx.OpSyncDir && strings.HasSuffix(name, "to-1") || strings.HasSuffix(name, ".entry") && (op == fsx.OpRemove || op == fsx.OpRename)) {
+				ops = append(ops, string(op))
+			}
+			return nil
+		})
+		b := newBench(t, disk, nil)
+		h := markerstest.NewHang()
+		b.c.Script(part(0), h.Before())
+		b.leave(mark(7, 1, true, part(0)))
+		<-h.Reached
+		h.Release()
+		record.Store(true)
+		next := newProcess(t, b.disk)
+		sink := next.sink(t, queue.SinkConfig{Dir: "shared", Self: 9})
+		require.Equal(t, applied(1), sink.WriteMarkers(t.Context(), 1, []markers.Delivery{mark(7, 1, true, part(0))}))
+		require.Equal(t, []string{"remove", "sync dir", "rename", "sync dir", "remove", "sync dir"}, ops)
 	})
 }
 

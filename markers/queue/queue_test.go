@@ -105,6 +105,12 @@ func (b *bench) files(ext string) []string {
 	return out
 }
 
+func withTimeout(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
 func in(t *testing.T, f func(t *testing.T)) { synctest.Test(t, f) }
 
 // applied is n results.
