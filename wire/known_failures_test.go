@@ -69,6 +69,7 @@ func TestF30_F31_ACommitThatPassedItsCheckIsNotOverlooked(t *testing.T) {
 	if _, err := h.Handle(t.Context(), end, "User:test"); err != nil {
 		t.Fatal(err)
 	}
+	h.completed(t, "tx") // it may be answered before
 	if h.offsets.HasPending("g") {
 		t.Error("an announcement was left behind")
 	}
@@ -126,6 +127,12 @@ func (h *host) timeOut(t testing.TB, id string) {
 	if err := h.coordinator.TimeOut(t.Context(), id, time.Now().Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
+	h.completed(t, id)
+}
+
+// completed returns when nothing of a decided transaction is left to be done.
+func (h *host) completed(t testing.TB, id string) {
+	t.Helper()
 	settled(t, func() int16 {
 		if rec, _ := h.coordinator.Describe(t.Context(), id); rec.State.Decided() {
 			return int16(txnstate.CodeConcurrentTransactions)
