@@ -6,6 +6,7 @@
 //	go run ./internal/sim/cmd/sim -seeds 42 -story  who did what, in order
 //	go run ./internal/sim/cmd/sim -seeds 42 -shrink the faults that it takes
 //	go run ./internal/sim/cmd/sim -planted          every planted defect is to be found
+//	go run ./internal/sim/cmd/sim -planted -match queue-one-name -shrink
 //
 // # Worlds
 //
@@ -23,6 +24,10 @@
 // the middle of something, and again while it starts; it is killed or stopped; syncs
 // fail; the disk is full; its clock jumps; a topic is deleted and made again.
 //
+// Faults come at times of chance, and some wait for their moment (ambush): a broker
+// dies when it has decided and before anybody knows, a slot moves while a completion
+// is being stored, the markers of its next owner are late, a load fails half-way.
+//
 // In both, clients write, stage offsets, commit and abort, by both protocols, over
 // a network that loses, delays and repeats. Processes hang and come back, leave
 // transactions open, and meet rivals that took their transactional id over.
@@ -32,12 +37,15 @@
 // It knows what clients wanted, what brokers answered, whether or not the answer
 // arrived, and what readers were shown. All the time: nothing is shown whose
 // commit nobody has asked for; an outcome does not change; no identity is given
-// twice; what a newer identity has replaced is refused. When faults have stopped
-// everything must come to rest in bounded simulated time: last stable offsets
-// reach the end, positions can be read, every id can be initialised. Then all is
-// read again: transactions are shown whole or not at all, records once and in
-// order, what readers saw is what is there, and the positions of groups are those
-// of the last commit.
+// twice; what a newer identity has replaced is refused; no transaction is ended
+// by nobody before its time; no marker commits what is not to be committed. When
+// faults have stopped everything must come to rest in bounded simulated time: last
+// stable offsets reach the end, positions can be read, every id is described as
+// at rest and can be initialised, nothing is left in queues. Then all is read
+// again: transactions are shown whole or not at all, each has a marker of its
+// outcome behind it and before the next of its producer, records are there once
+// and in order, what readers saw is what is there, and the positions of groups are
+// those of the last commit.
 //
 // Under protocol 1 nobody can tell a delayed request of one transaction from one of
 // the next. So clients of it raise their epoch after each doubt, as real ones do,
