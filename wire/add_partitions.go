@@ -2,6 +2,7 @@ package wire
 
 import (
 	"context"
+	"slices"
 
 	"github.com/kafkatxn/kafkatxn/txnstate"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -14,10 +15,16 @@ func (h *Handler) addPartitions(ctx context.Context, who Principal, req *kmsg.Ad
 	c := h.caller(ctx, who)
 	resp := req.ResponseKind().(*kmsg.AddPartitionsToTxnResponse)
 	refusal := c.writesAs(req.TransactionalID)
-	var ps participants
+	n := 0
+	for _, t := range req.Topics {
+		n += len(t.Partitions)
+	}
+	ps := participants{list: make([]txnstate.Participant, 0, n), errs: make([]error, 0, n)}
+	resp.Topics = slices.Grow(resp.Topics, len(req.Topics))
 	for _, t := range req.Topics {
 		rt := kmsg.NewAddPartitionsToTxnResponseTopic()
 		rt.Topic = t.Topic
+		rt.Partitions = slices.Grow(rt.Partitions, len(t.Partitions))
 		// A client never writes to an internal topic, so it can't add one: refused
 		// like a missing permission, before anything is said of its existence.
 		barred := internalName(t.Topic) || refusal == nil && !c.may(OpWrite, TopicResource, t.Topic)

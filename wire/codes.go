@@ -105,10 +105,13 @@ func message(err error) *string {
 // code is CodeOf for an answer. What has no code of its own is logged here, since
 // the answer keeps only a number.
 func (h *Handler) code(err error, key, version int16) int16 {
+	if err == nil {
+		return 0
+	}
 	c := CodeOf(err, key, version)
 	var own *txnstate.Error
 	switch {
-	case err == nil, errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 	case !errors.As(err, &own):
 		h.cfg.Logger.Error("request failed for a reason of the broker's own", "api", key, "version", version, "code", c.String(), "err", err)
 	case c == txnstate.CodeUnknownServerError:

@@ -251,7 +251,7 @@ func (s *LocalSink) apply(ctx context.Context, d markers.Delivery) error {
 // marker is what is appended for a delivery, and what admits it.
 func (s *LocalSink) marker(d markers.Delivery) (batch []byte, admit func(*fence.Partition, int64) error) {
 	now := s.cfg.Now().UnixMilli()
-	batch = markers.AppendControlBatch(nil, d.Marker, 0, 0, now) // the log fills in offset and leader epoch
+	batch = markers.AppendControlBatch(make([]byte, 0, markers.ControlBatchSize), d.Marker, 0, 0, now) // the log fills in offset and leader epoch
 	return batch, func(fp *fence.Partition, base int64) error {
 		st, known := fp.Producer(d.Producer.ID)
 		if err := markers.Decide(d.Marker, st, known); err != nil {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/kafkatxn/kafkatxn/fence"
 	"github.com/kafkatxn/kafkatxn/txnstate"
@@ -36,14 +37,20 @@ func (p *part) participant() txnstate.Participant { return txnstate.Partition(p.
 // transaction stays so although its batch is then refused.
 func (h *Handler) produce(ctx context.Context, who Principal, req *kmsg.ProduceRequest) (kmsg.Response, error) {
 	c := h.caller(ctx, who)
+	n := 0
+	for _, t := range req.Topics {
+		n += len(t.Partitions)
+	}
 	parts := make([][]*part, len(req.Topics))
-	var all []*part
+	all, memory := make([]*part, 0, n), make([]part, n)
 	for i, t := range req.Topics {
+		from := len(all)
 		for _, p := range t.Partitions {
-			q := &part{topic: t.Topic, partition: p.Partition, records: p.Records, base: -1, stampMs: -1}
-			parts[i] = append(parts[i], q)
+			q := &memory[len(all)]
+			*q = part{topic: t.Topic, partition: p.Partition, records: p.Records, base: -1, stampMs: -1}
 			all = append(all, q)
 		}
+		parts[i] = all[from:len(all):len(all)]
 	}
 	if err := mayProduce(c, req, all); err != nil {
 		for _, p := range all {
@@ -159,8 +166,7 @@ func (p *part) transactional() bool {
 func (h *Handler) verifyParts(ctx context.Context, req *kmsg.ProduceRequest, all []*part) {
 	mode := fence.ProduceMode(req.Version)
 	now := h.nowMs()
-	var ask []*part
-	var ps []txnstate.Participant
+	ask, ps := make([]*part, 0, len(all)), make([]txnstate.Participant, 0, len(all))
 	for _, p := range all {
 		if p.err != nil {
 			continue
@@ -240,8 +246,13 @@ func (h *Handler) appendParts(ctx context.Context, all []*part) {
 // startParts appends to logs that are LogStarters, and gives the rest back. One
 // goroutine waits for all of a topic; the caller itself for the last one.
 func (h *Handler) startParts(ctx context.Context, g *errgroup.Group, all []*part) (rest []*part) {
-	var topics []string
-	waits := map[string][]func(){}
+	type started struct {
+		*part
+		fence.Reservation
+		wait func(context.Context) error
+		err  error
+	}
+	begun := make([]started, 0, len(all)) // never moved before all of it is started
 	for _, p := range all {
 		if p.err != nil {
 			continue
@@ -251,30 +262,33 @@ func (h *Handler) startParts(ctx context.Context, g *errgroup.Group, all []*part
 			rest = append(rest, p)
 			continue
 		}
-		r := new(fence.Reservation)
-		wait, err := log.Start(p.records, p.admit(r, h.nowMs()))
-		if waits[p.topic] == nil {
-			topics = append(topics, p.topic)
-		}
-		waits[p.topic] = append(waits[p.topic], func() {
-			if err == nil {
-				err = wait(ctx)
+		begun = append(begun, started{part: p})
+		s := &begun[len(begun)-1]
+		s.wait, s.err = log.Start(p.records, p.admit(&s.Reservation, h.nowMs()))
+	}
+	finish := func(of []started) {
+		for i := range of {
+			s := &of[i]
+			if s.err == nil {
+				s.err = s.wait(ctx)
 			}
-			p.appended(ctx, r, err)
-		})
-	}
-	finish := func(topic string) {
-		for _, wait := range waits[topic] {
-			wait()
+			s.appended(ctx, &s.Reservation, s.err)
 		}
 	}
-	for i, topic := range topics {
-		if i == len(topics)-1 && len(rest) == 0 {
-			finish(topic) // there is nothing else to do
+	// Those of one topic together, in their order.
+	slices.SortStableFunc(begun, func(a, b started) int { return cmp.Compare(a.topic, b.topic) })
+	for len(begun) > 0 {
+		n := 1
+		for n < len(begun) && begun[n].topic == begun[0].topic {
+			n++
+		}
+		of := begun[:n]
+		if begun = begun[n:]; len(begun) == 0 && len(rest) == 0 {
+			finish(of) // there is nothing else to do
 			break
 		}
 		g.Go(func() error {
-			finish(topic)
+			finish(of)
 			return nil
 		})
 	}

@@ -33,12 +33,14 @@ type partitionLog struct {
 	state   *fence.Partition
 	batches []batch
 	index   []indexEntry
-	sinceIx int64 // bytes since the last index entry
-	bytes   int64 // of all batches
-	end     int64 // offset of the next record
-	high    int64 // high watermark: what is below is durable
-	stable  int64 // last stable offset
-	failed  error // the partition is offline
+	sinceIx int64                                       // bytes since the last index entry
+	bytes   int64                                       // of all batches
+	end     int64                                       // offset of the next record
+	high    int64                                       // high watermark: what is below is durable
+	stable  int64                                       // last stable offset
+	failed  error                                       // the partition is offline
+	front   [batchPartition + batchLeaderEpoch + 4]byte // scratch for what is put in front of a batch
+	parts   [2][]byte                                   // and for what is written
 	waiting map[chan<- struct{}]struct{}
 }
 
@@ -258,19 +260,20 @@ func (l *partitionLog) enqueue(h fence.Batch, b []byte, admit func(p *fence.Part
 		return 0, nil, err
 	}
 	// The checksum begins behind these two fields.
-	var front [batchLeaderEpoch + 4]byte
-	copy(front[:], b)
-	binary.BigEndian.PutUint64(front[:], uint64(base))
+	front := l.front[batchPartition:]
+	copy(front, b)
+	binary.BigEndian.PutUint64(front, uint64(base))
 	binary.BigEndian.PutUint32(front[batchLeaderEpoch:], uint32(l.epoch))
 	if l.file == nil {
-		data := slices.Concat(front[:], b[len(front):])
+		data := slices.Concat(front, b[len(front):])
 		l.enter(h, base, len(b), 0, data)
 		l.advance(l.end)
 		return l.end, nil, nil
 	}
-	var number [batchPartition]byte
-	binary.BigEndian.PutUint32(number[:], l.number)
-	pos, r, err := l.file.Add(number[:], front[:], b[len(front):])
+	binary.BigEndian.PutUint32(l.front[:], l.number)
+	l.parts = [2][]byte{l.front[:], b[len(front):]}
+	pos, r, err := l.file.Add(l.parts[:]...)
+	l.parts[1] = nil
 	if err != nil {
 		return 0, nil, l.offline(err)
 	}
