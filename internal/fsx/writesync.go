@@ -1,5 +1,7 @@
 package fsx
 
+import "runtime"
+
 // WriteSync writes what take gives to f, syncs it and tells done; and once more, as
 // long as done asks for that and there was no error.
 //
@@ -25,5 +27,8 @@ func WriteSync(f File, take func() (p []byte, off int64), done func(error) (agai
 		if again := done(err); err != nil || !again {
 			return
 		}
+		// Those whom done has woken go first, and share the next sync: else half of
+		// them would wait for one more.
+		runtime.Gosched()
 	}
 }

@@ -116,15 +116,19 @@ func (s *Store) commit() {
 	}
 }
 
+// maxSpare is how much memory of a batch is kept for the next at most.
+const maxSpare = 256 << 10
+
 // take begins a new queue and gives the old one to be written. The turn is held.
-func (s *Store) take(spare *batch) *batch {
+func (s *Store) take() *batch {
+	spare := s.file.spare
+	s.file.spare = nil
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.queue
 	s.writing = b
-	// The bytes of a batch belong to nobody when it is written; one that was
-	// large once is not kept.
-	if spare != nil && spare.err == nil && cap(spare.frame) <= maxWaiting {
+	// The bytes of a batch belong to nobody when it is written.
+	if spare != nil {
 		s.queue = s.newBatch(spare.frame, spare.ops)
 	} else {
 		s.queue = s.newBatch(nil, nil)
@@ -140,15 +144,16 @@ type segment struct {
 	frames uint32 // written and synced
 	end    int64  // where the next one goes
 	seq    uint64 // of the first entry of the next one
+	spare  *batch // one that is written, whose memory is used again
 }
 
 // writeQueue makes what is queued durable and lets it take effect, and goes on with
 // what is wanted by then. The turn is held.
 func (s *Store) writeQueue() {
 	f := &s.file
-	var b, spare *batch // spare is one whose memory is used again
+	var b *batch
 	fsx.WriteSync(f.file, func() ([]byte, int64) {
-		b = s.take(spare)
+		b = s.take()
 		sealFrame(b.frame, f.salt, LogFrame, f.frames+1, b.first)
 		return b.frame, f.end
 	}, func(err error) (again bool) {
@@ -157,7 +162,9 @@ func (s *Store) writeQueue() {
 			return false
 		}
 		again = s.written(b)
-		spare = b
+		if cap(b.frame) <= maxSpare { // one that was large once is not kept
+			f.spare = b
+		}
 		return again
 	})
 }
