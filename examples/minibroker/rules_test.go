@@ -12,6 +12,7 @@ import (
 
 	"github.com/kafkatxn/kafkatxn/internal/crashfs"
 	"github.com/kafkatxn/kafkatxn/internal/fsx"
+	"github.com/kafkatxn/kafkatxn/markers"
 	"github.com/kafkatxn/kafkatxn/txnstate"
 )
 
@@ -219,5 +220,25 @@ func TestOffsetsOfADeletedTopicDoNotComeBack(t *testing.T) {
 		require.Zero(t, tr.create(tr.nodes[2], "t", 1))
 		offset, _ := tr.position(group, "t", 0)
 		require.EqualValues(t, -1, offset)
+	})
+}
+
+// A topic that another broker has just made, and this one has not heard of, is not
+// gone: a marker for it is tried again, not taken for done (F38).
+func TestATopicThatIsNewsIsNotGone_F38(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tr := newTrio(t, Config{})
+		for i, name := range []string{"a", "b"} {
+			n := tr.nodes[int32(i+2)]
+			require.Zero(t, tr.create(tr.nodes[1], name, 1))
+			require.Nil(t, n.topics.get(name), "no time has passed")
+			if i == 0 {
+				require.False(t, n.topics.Deleted(name, 0))
+			} else {
+				_, standing := n.topics.Leader(txnstate.Partition(name, 0))
+				require.NotEqual(t, markers.Gone, standing)
+			}
+			require.True(t, n.topics.Deleted(name, 1), "it never had one")
+		}
 	})
 }
