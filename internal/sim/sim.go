@@ -347,7 +347,7 @@ func (s *scene) settle(during []*reader) {
 	w, d := s.w, s.w.dice("audit")
 	rest := 3*s.kit.longest + 10*time.Second // clocks have jumped, too
 	if s.loseGroup != "" {
-		rest = 60 * time.Second // what looks at a volume all the time costs some
+		rest = 45 * time.Second // what looks at a volume all the time costs some
 	}
 	time.Sleep(rest)
 	lasting := func(topic string) bool { return !slices.Contains(s.loose, topic) || s.m.deleted[topic] == 0 }

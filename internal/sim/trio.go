@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -52,14 +53,15 @@ type member struct {
 // trap is something that happens when a broker comes to an operation.
 type trap struct {
 	op    fsx.Op
-	after bool // it was performed
+	in    string // a part of the name, "" for any
+	after bool   // it was performed
 	left  atomic.Int32
 	do    func()
 }
 
 // meets is called at an operation.
-func (p *member) meets(op fsx.Op, after bool) {
-	if t := p.trap.Load(); t != nil && t.op == op && t.after == after && t.left.Add(-1) == 0 {
+func (p *member) meets(op fsx.Op, name string, after bool) {
+	if t := p.trap.Load(); t != nil && t.op == op && t.after == after && strings.Contains(name, t.in) && t.left.Add(-1) == 0 {
 		t.do()
 	}
 }
@@ -67,6 +69,7 @@ func (p *member) meets(op fsx.Op, after bool) {
 // lag makes one kind of operation slow.
 type lag struct {
 	op   fsx.Op
+	in   string
 	most time.Duration
 }
 
@@ -133,7 +136,7 @@ func (p *member) hold(d time.Duration) error {
 // before and after are passed by every operation on the volume. It takes its own
 // time; a stopped process gets no further, and a dead one has no effect any more.
 // Closing a file changes nothing, and some code holds a mutex meanwhile.
-func (p *member) before(op fsx.Op, _ string) error {
+func (p *member) before(op fsx.Op, name string) error {
 	switch op {
 	case fsx.OpClose, fsx.OpUnlock:
 		return nil // also for the dead, as the operating system does
@@ -151,13 +154,13 @@ func (p *member) before(op fsx.Op, _ string) error {
 	if !p.c.w.calm.Load() && p.d.chance(late) {
 		d += p.d.skewed(p.c.slow)
 	}
-	if l := p.lag.Load(); l != nil && l.op == op && p.d.chance(0.3) {
+	if l := p.lag.Load(); l != nil && l.op == op && strings.Contains(name, l.in) && p.d.chance(0.3) {
 		d += p.d.between(0, l.most)
 	}
 	if err := p.hold(d); err != nil {
 		return err
 	}
-	p.meets(op, false)
+	p.meets(op, name, false)
 	if err := p.pass(); err != nil {
 		return err
 	}
@@ -167,7 +170,7 @@ func (p *member) before(op fsx.Op, _ string) error {
 	return nil
 }
 
-func (p *member) after(op fsx.Op, _ string, err error) error {
+func (p *member) after(op fsx.Op, name string, err error) error {
 	switch op {
 	case fsx.OpClose, fsx.OpUnlock:
 		return err
@@ -177,7 +180,7 @@ func (p *member) after(op fsx.Op, _ string, err error) error {
 			return err
 		}
 	}
-	p.meets(op, true)
+	p.meets(op, name, true)
 	if e := p.pass(); e != nil {
 		return e
 	}
@@ -486,7 +489,10 @@ func (s *scene) trioFaults(c *trio, d *dice) {
 		})
 	}
 	ops := []fsx.Op{fsx.OpReadDir, fsx.OpOpenFile, fsx.OpLink, fsx.OpRename, fsx.OpWriteAt, fsx.OpSync, fsx.OpSyncDir, fsx.OpReadFile}
+	// Where most operations of a kind are looks, those of a takeover are rare.
+	places := []string{"", "", "/p-", "/p-", "slots", "txn_state"}
 	for range d.n(6 * level) {
+		in := places[d.n(len(places))]
 		i, k, op, after, stop, kill := d.n(3), 1+d.n(8), ops[d.n(len(ops))], d.chance(0.5), d.skewed(20*time.Second), d.chance(0.3)
 		if d.chance(0.5) {
 			stop = d.between(c.cfg.Lease, 3*c.cfg.Lease)
@@ -499,13 +505,13 @@ func (s *scene) trioFaults(c *trio, d *dice) {
 		if after {
 			when = "after"
 		}
-		add(fmt.Sprintf("broker %d %s %s its operation %q, the %dth from now, for %s", i, what, when, op, k, stop), func() {
+		add(fmt.Sprintf("broker %d %s %s its operation %q on %q, the %dth from now, for %s", i, what, when, op, in, k, stop), func() {
 			p := c.up(i)
 			if p == nil || c.w.calm.Load() {
 				return
 			}
 			met := make(chan struct{})
-			t := &trap{op: op, after: after, do: func() {
+			t := &trap{op: op, in: in, after: after, do: func() {
 				if !c.w.calm.Load() {
 					p.pause()
 				}
@@ -513,7 +519,7 @@ func (s *scene) trioFaults(c *trio, d *dice) {
 			}}
 			t.left.Store(int32(k))
 			p.trap.Store(t)
-			wait := time.NewTimer(10 * time.Second)
+			wait := time.NewTimer(20 * time.Second)
 			defer wait.Stop()
 			select {
 			case <-met:
@@ -535,13 +541,14 @@ func (s *scene) trioFaults(c *trio, d *dice) {
 		})
 	}
 	for range d.n(2 * level) {
+		in := places[d.n(len(places))]
 		i, op, most, length := d.n(3), ops[d.n(len(ops))], d.skewed(2*c.cfg.Lease), d.between(time.Second, 10*time.Second)
-		add(fmt.Sprintf("for broker %d operations %q take up to %s, for %s", i, op, most, length), func() {
+		add(fmt.Sprintf("for broker %d operations %q on %q take up to %s, for %s", i, op, in, most, length), func() {
 			p := c.up(i)
 			if p == nil || c.w.calm.Load() {
 				return
 			}
-			p.lag.Store(&lag{op, most})
+			p.lag.Store(&lag{op, in, most})
 			time.Sleep(length)
 			p.lag.Store(nil)
 		})
