@@ -10,7 +10,7 @@
 //
 // # Worlds
 //
-// A run is a bubble of testing/synctest. There are two kinds of worlds.
+// A run is a bubble of testing/synctest. There are three kinds of worlds.
 //
 // "parts" is three brokers that are put together from the library: coordinator,
 // dispatcher, reaper, handler, offsets manager, leader-side state, producer ids,
@@ -24,11 +24,21 @@
 // the middle of something, and again while it starts; it is killed or stopped; syncs
 // fail; the disk is full; its clock jumps; a topic is deleted and made again.
 //
+// "cluster" is three example brokers that share a volume, which is an
+// internal/crashfs, and talk to one another by connections in memory. A broker dies
+// and its writes stay, or is stopped and wakes up, also at the k-th operation of a
+// kind; it is told to stop; its volume fails, or is slow, for it alone; connections
+// end at any byte, and nothing gets from one broker to another for a while, one way
+// or both. The power of all fails, syncs fail, the volume is full; clocks jump and
+// drift; a topic and a group are deleted. Timers of a broker that is stopped go
+// on, and find that nothing they do gets out: the lease of such a broker has expired
+// when it wakes up, and what it had under way has not heard of it.
+//
 // Faults come at times of chance, and some wait for their moment (ambush): a broker
 // dies when it has decided and before anybody knows, a slot moves while a completion
 // is being stored, the markers of its next owner are late, a load fails half-way.
 //
-// In both, clients write, stage offsets, commit and abort, by both protocols, over
+// In all, clients write, stage offsets, commit and abort, by both protocols, over
 // a network that loses, delays and repeats. Processes hang and come back, leave
 // transactions open, and meet rivals that took their transactional id over.
 //
@@ -50,7 +60,8 @@
 // Under protocol 1 nobody can tell a delayed request of one transaction from one of
 // the next. So clients of it raise their epoch after each doubt, as real ones do,
 // and the network does not deliver what its sender has gone on from under the
-// same epoch.
+// same epoch; nor does a connection between brokers, after its sender has closed it,
+// unless all clients speak protocol 2.
 //
 // # The same again
 //

@@ -173,7 +173,7 @@ func (p *member) dial(ctx context.Context, addr string) (net.Conn, error) {
 	if err := p.pass(); err != nil {
 		return nil, err
 	}
-	if !sleep(ctx, p.d.between(100*time.Microsecond, 3*time.Millisecond)) {
+	if !sleep(ctx, p.fate("dial", addr).between(100*time.Microsecond, 3*time.Millisecond)) {
 		return nil, ctx.Err()
 	}
 	for _, way := range [2][2]int{{p.id, to}, {to, p.id}} {
@@ -189,10 +189,10 @@ func (p *member) dial(ctx context.Context, addr string) (net.Conn, error) {
 		return nil, err
 	}
 	there := c.up(to)
-	if there == nil || !c.w.calm.Load() && p.d.chance(n.refused) {
+	if there == nil || !c.w.calm.Load() && p.fate("dialled", addr).chance(n.refused) {
 		return nil, syscall.ECONNREFUSED
 	}
-	d := c.w.dice("connection %s %s %d", p.name, there.name, p.d.n(1<<30))
+	d := c.w.dice("connection %s %s %d", p.name, there.name, p.dialled[to].Add(1))
 	here, far := newFlow(n, p, there), newFlow(n, there, p)
 	a, b := newConn(p, there, far, here, d), newConn(there, p, here, far, d)
 	if !p.backlog.adds(a) {

@@ -345,11 +345,7 @@ func (s *scene) settle(during []*reader) {
 	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
 	defer cancel()
 	w, d := s.w, s.w.dice("audit")
-	rest := 3*s.kit.longest + 10*time.Second // clocks have jumped, too
-	if s.loseGroup != "" {
-		rest = 45 * time.Second // what looks at a volume all the time costs some
-	}
-	time.Sleep(rest)
+	time.Sleep(3*s.kit.longest + 10*time.Second) // clocks have jumped, too
 	lasting := func(topic string) bool { return !slices.Contains(s.loose, topic) || s.m.deleted[topic] == 0 }
 
 	before := w.messages

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -48,6 +51,27 @@ type member struct {
 	lag   atomic.Pointer[lag]
 
 	backlog *backlog
+
+	dialled [3]atomic.Int64
+
+	many sync.Mutex
+	nth  map[string]uint64 // operations so far, by kind and name
+}
+
+// fate is the chance of one operation. It does not depend on what else goes on at
+// that moment, so that two that change places change nothing else.
+func (p *member) fate(op fsx.Op, name string) *dice {
+	if base := filepath.Base(name); strings.HasPrefix(base, ".") || strings.HasPrefix(base, "tmp-") {
+		name = filepath.Dir(name) // the rest is random
+	}
+	key := string(op) + " " + name
+	p.many.Lock()
+	p.nth[key]++
+	n := p.nth[key]
+	p.many.Unlock()
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(p.name + " " + key))
+	return &dice{r: rand.New(rand.NewPCG(p.c.w.seed+n, h.Sum64()))}
 }
 
 // trap is something that happens when a broker comes to an operation.
@@ -144,18 +168,19 @@ func (p *member) before(op fsx.Op, name string) error {
 	if err := p.pass(); err != nil {
 		return err
 	}
-	d, late := p.d.between(time.Microsecond, 40*time.Microsecond), 0.0005
+	f := p.fate(op, name)
+	d, late := f.between(time.Microsecond, 40*time.Microsecond), 0.0005
 	switch op {
 	case fsx.OpSync, fsx.OpSyncDir:
-		d, late = p.d.between(50*time.Microsecond, 4*time.Millisecond), 0.01
+		d, late = f.between(50*time.Microsecond, 4*time.Millisecond), 0.01
 	case fsx.OpOpenFile, fsx.OpLink, fsx.OpRename, fsx.OpReadDir, fsx.OpRemove:
-		d, late = p.d.between(10*time.Microsecond, 500*time.Microsecond), 0.002
+		d, late = f.between(10*time.Microsecond, 500*time.Microsecond), 0.002
 	}
-	if !p.c.w.calm.Load() && p.d.chance(late) {
-		d += p.d.skewed(p.c.slow)
+	if !p.c.w.calm.Load() && f.chance(late) {
+		d += f.skewed(p.c.slow)
 	}
-	if l := p.lag.Load(); l != nil && l.op == op && strings.Contains(name, l.in) && p.d.chance(0.3) {
-		d += p.d.between(0, l.most)
+	if l := p.lag.Load(); l != nil && l.op == op && strings.Contains(name, l.in) && f.chance(0.3) {
+		d += f.between(0, l.most)
 	}
 	if err := p.hold(d); err != nil {
 		return err
@@ -164,7 +189,7 @@ func (p *member) before(op fsx.Op, name string) error {
 	if err := p.pass(); err != nil {
 		return err
 	}
-	if p.fails.Load() && p.d.chance(0.7) {
+	if p.fails.Load() && f.chance(0.7) {
 		return errVolume
 	}
 	return nil
@@ -175,8 +200,8 @@ func (p *member) after(op fsx.Op, name string, err error) error {
 	case fsx.OpClose, fsx.OpUnlock:
 		return err
 	}
-	if !p.c.w.calm.Load() && p.d.chance(0.001) {
-		if err := p.hold(p.d.skewed(p.c.slow)); err != nil {
+	if f := p.fate(op+", done", name); !p.c.w.calm.Load() && f.chance(0.001) {
+		if err := p.hold(f.skewed(p.c.slow)); err != nil {
 			return err
 		}
 	}
@@ -202,7 +227,7 @@ func (c *trio) start(i int) {
 	p := &member{c: c, id: i, process: &process{name: fmt.Sprintf("b%d.%d", i, c.lives[i]), disk: c.disk, ended: make(chan struct{}), died: make(chan struct{})}}
 	p.d = c.w.dice("process %s", p.name)
 	p.ctx, p.cancel = context.WithCancel(context.Background())
-	p.backlog = newBacklog(p)
+	p.backlog, p.nth = newBacklog(p), map[string]uint64{}
 	c.now[i] = p
 	c.mu.Unlock()
 	c.w.log(p.name, "starts")
@@ -437,6 +462,7 @@ func (s *scene) buildTrio(d *dice) {
 	s.kit.topics = []tp{{"a", 0}, {"a", 1}, {"b", 0}, {"b", 1}, {"tmp", 0}}
 	c := newTrio(s.w, s.m, 3, cfg, 6*time.Second)
 	s.c = c
+	c.lan.stubborn = s.protocols == "2" && cfg.TransactionVersion != txnstate.TV1 && d.chance(0.5)
 	var wg sync.WaitGroup
 	for i := range c.now {
 		after := d.skewed(5 * time.Second)
@@ -641,26 +667,40 @@ func (s *scene) trioFaults(c *trio, d *dice) {
 	for range d.n(3) {
 		i, by := d.n(3), d.between(-20*time.Second, 20*time.Second)
 		add(fmt.Sprintf("the clock of broker %d jumps by %s", i, by), func() {
+			s.m.jumps(by)
 			c.mu.Lock()
 			c.clocks[i].ahead += by
 			c.mu.Unlock()
 		})
 	}
 	admin := s.w.dice("admin")
+	del := kmsg.NewPtrDeleteTopicsRequest()
+	del.Version, del.TopicNames, del.TimeoutMillis = 5, []string{"tmp"}, 5000
+	deleted := func(r kmsg.Response) int16 { return r.(*kmsg.DeleteTopicsResponse).Topics[0].ErrorCode }
 	for range d.n(3) {
 		back := d.skewed(10 * time.Second)
 		add(fmt.Sprintf("topic tmp is deleted, and there again after %s", back), func() {
+			if s.m.isGone("tmp") {
+				return
+			}
 			s.m.deletes("tmp")
-			del := kmsg.NewPtrDeleteTopicsRequest()
-			del.Version, del.TopicNames, del.TimeoutMillis = 5, []string{"tmp"}, 5000
-			c.request(admin, del, func(r kmsg.Response) int16 { return r.(*kmsg.DeleteTopicsResponse).Topics[0].ErrorCode })
+			c.request(admin, del, deleted)
 			time.Sleep(back)
+			if s.m.isGone("tmp") {
+				return
+			}
 			req := kmsg.NewPtrCreateTopicsRequest()
 			req.Version, req.TimeoutMillis = 5, 5000
 			t := kmsg.NewCreateTopicsRequestTopic()
 			t.Topic, t.NumPartitions, t.ReplicationFactor = "tmp", 1, 1
 			req.Topics = append(req.Topics, t)
 			c.request(admin, req, func(r kmsg.Response) int16 { return r.(*kmsg.CreateTopicsResponse).Topics[0].ErrorCode })
+		})
+	}
+	if d.chance(0.2) {
+		add("topic tmp is deleted for good", func() {
+			s.m.deletesForGood("tmp")
+			c.request(admin, del, deleted)
 		})
 	}
 	for range d.n(2 * level) {

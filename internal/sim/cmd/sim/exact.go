@@ -85,6 +85,10 @@ func Read(b []byte) {
 func readOS(b []byte) {
 `},
 	},
+	"os/exec.go": {
+		// It is part of the names of some files.
+		{"return syscall.Getpid()", "return 1"},
+	},
 	"internal/sync/mutex.go": {
 		{"starvationThresholdNs = 1e6", "starvationThresholdNs = 1 << 60"},
 	},
