@@ -19,8 +19,9 @@ func TestTheClusterKeepsItsPromisesWhateverFails(t *testing.T) {
 	for range 8 {
 		seeds = append(seeds, rand.Uint64()>>24)
 	}
+	worlds := append(sim.Worlds(), sim.Worlds()[:2]...) // the last kind takes as long as several of the others
 	for i, seed := range seeds {
-		r := sim.Run(t, sim.Options{Seed: seed, World: sim.Worlds()[i%len(sim.Worlds())]})
+		r := sim.Run(t, sim.Options{Seed: seed, World: worlds[i%len(worlds)]})
 		if len(r.Broken) == 0 {
 			continue
 		}
