@@ -242,3 +242,32 @@ func TestATopicThatIsNewsIsNotGone_F38(t *testing.T) {
 		}
 	})
 }
+
+// A repeat of batches is answered with the offsets of the first time, each partition
+// with its own, however many are in the request.
+func TestARepeatHasTheOffsetsOfTheFirstTime(t *testing.T) {
+	b := start(t, Config{Topics: map[string]int32{"t": 3}})
+	p := txnstate.Producer{ID: 9}
+	send := func(batches ...[]byte) (bases []int64) {
+		r := kmsg.NewPtrProduceRequest()
+		r.Acks = -1
+		rt := kmsg.NewProduceRequestTopic()
+		rt.Topic = "t"
+		for n, batch := range batches {
+			if batch != nil {
+				rt.Partitions = append(rt.Partitions, kmsg.ProduceRequestTopicPartition{Partition: int32(n), Records: batch})
+			}
+		}
+		r.Topics = append(r.Topics, rt)
+		for _, x := range ask[*kmsg.ProduceResponse](t, b, r, 9).Topics[0].Partitions {
+			refused(t, nil, x.ErrorCode)
+			bases = append(bases, x.BaseOffset)
+		}
+		return bases
+	}
+	send(plain(5, 1), plain(3, 1), plain(7, 1))
+	batch := recordBatch(p, 0, 2, 1, false)
+	require.Equal(t, []int64{5, 3, 7}, send(batch, batch, batch))
+	require.Equal(t, []int64{5, 3, 7}, send(batch, batch, batch))
+	require.Equal(t, []int64{3}, send(nil, batch))
+}
