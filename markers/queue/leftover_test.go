@@ -117,7 +117,7 @@ func TestASenderThatCanNotTidyUpSendsNothing(t *testing.T) {
 		require.Error(t, err)
 		require.Contains(t, b.log.String(), "nothing is sent before they are")
 		time.Sleep(10 * time.Minute) // however often it fails
-		require.Equal(t, []markers.Result{markers.Retry}, sink.WriteMarkers(t.Context(), 1, ds))
+		require.Equal(t, []markers.Result{markers.Retry}, sink.WriteMarkers(withTimeout(t, time.Second), 1, ds))
 		broken.Store(false)
 		time.Sleep(10 * time.Second)
 		require.Equal(t, applied(1), sink.WriteMarkers(t.Context(), 1, ds))
