@@ -230,3 +230,55 @@ func TestALogIsRewrittenNowAndThen(t *testing.T) {
 	require.Positive(t, log.count("rewrite"))
 	require.Less(t, log.count("rewrite"), 100)
 }
+
+// F15: who waits for a snapshot to be taken is answered when the partition is given
+// up meanwhile.
+func TestARequestBehindASnapshotIsAnsweredWhenThePartitionIsGivenUp_F15(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := newTap()
+		k := newKit(t, func(c *Config) { c.Log = log; c.CompactBytes = 200 })
+		gates := make(chan chan struct{}, 2)
+		first, second := make(chan struct{}), make(chan struct{})
+		gates <- first
+		gates <- second
+		log.set(func(op string, _ [][]byte) error {
+			if op == "append" {
+				<-<-gates
+			}
+			return nil
+		}, nil)
+		answers := make(chan error, 3)
+		commit := func(n int) {
+			os := make([]Offset, n)
+			for i := range os {
+				os[i] = Offset{Topic: "in", Partition: int32(i), Offset: 1}
+			}
+			_, err := k.m.Commit(ctx, "g", os)
+			answers <- err
+		}
+		go commit(30) // enough for a snapshot
+		synctest.Wait()
+		go commit(1) // stands before the snapshot
+		synctest.Wait()
+		close(first)
+		synctest.Wait()
+		require.NoError(t, <-answers)
+		go commit(1) // behind it
+		synctest.Wait()
+		unloaded := make(chan error, 1)
+		go func() { unloaded <- k.m.Unload(ctx, txnstate.OffsetsPartition("g")) }()
+		synctest.Wait()
+		close(second)
+		synctest.Wait()
+		require.NoError(t, <-unloaded)
+		for range 2 {
+			select {
+			case err := <-answers:
+				require.ErrorIs(t, err, txnstate.ErrNotCoordinator)
+			default:
+				t.Fatal("a request is not answered")
+			}
+		}
+		require.NoError(t, k.m.Close(ctx))
+	})
+}

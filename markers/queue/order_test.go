@@ -1,6 +1,7 @@
 package queue_test
 
 import (
+	"context"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -139,5 +140,49 @@ func TestTheRestIsWaitedFor(t *testing.T) {
 			}
 			time.Sleep(time.Minute)
 		}
+	})
+}
+
+// I13: no more entries are worked on at once than are allowed, and one that takes
+// long is not taken for left behind.
+func TestEntriesAreBoundedAndMayTakeLong_I13(t *testing.T) {
+	in(t, func(t *testing.T) {
+		slow := &slowApply{}
+		b := newBench(t, fsx.Mem(), func(_ *queue.SinkConfig, rc *queue.ReceiverConfig) {
+			rc.Entries, rc.AbandonAfter, rc.Apply = 2, time.Minute, slow
+		})
+		results := make(chan []markers.Result, 6)
+		for i := range int32(6) {
+			go func() { results <- b.within(time.Hour, mark(int64(i), 1, true, part(i))) }()
+		}
+		for range 6 {
+			require.Equal(t, applied(1), <-results)
+		}
+		require.EqualValues(t, 2, slow.most.Load())
+		require.EqualValues(t, 6, slow.calls.Load(), "each is applied once")
+	})
+}
+
+// slowApply takes five minutes for a delivery.
+type slowApply struct{ now, most, calls atomic.Int32 }
+
+func (s *slowApply) WriteMarkers(_ context.Context, _ markers.Target, ds []markers.Delivery) []markers.Result {
+	s.calls.Add(1)
+	s.most.Store(max(s.most.Load(), s.now.Add(1)))
+	defer s.now.Add(-1)
+	time.Sleep(5 * time.Minute)
+	return applied(len(ds))
+}
+
+// What is applied while the receiver ends is acknowledged before it has ended.
+func TestTheLastApplicationIsAcknowledged(t *testing.T) {
+	in(t, func(t *testing.T) {
+		slow := &slowApply{}
+		b := newBench(t, fsx.Mem(), func(_ *queue.SinkConfig, rc *queue.ReceiverConfig) { rc.Apply = slow })
+		done := make(chan []markers.Result, 1)
+		go func() { done <- b.within(time.Hour, mark(1, 1, true, part(0))) }()
+		time.Sleep(time.Minute)
+		b.receiver.stop(t)
+		require.Equal(t, applied(1), <-done)
 	})
 }
