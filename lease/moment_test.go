@@ -40,7 +40,7 @@ func (g *gate) filter(op fsx.Op, name string) error {
 
 func (c *cluster) beatFile(broker string, generation int64, nonce, state string) {
 	c.t.Helper()
-	b, err := json.Marshal(map[string]any{"generation": generation, "nonce": nonce, "counter": 1 << 40, "state": state})
+	b, err := json.Marshal(map[string]any{"generation": generation, "nonce": nonce, "counter": int64(1 << 40), "state": state})
 	require.NoError(c.t, err)
 	require.NoError(c.t, c.disk.MkdirAll("data/leases", 0o755))
 	require.NoError(c.t, c.disk.Replace("data/leases/"+broker, b, 0o644))
