@@ -51,6 +51,7 @@ type logFile interface {
 	Wait(r *segment.Round) error
 	ReadAt(b []byte, pos int64) error
 	Close()
+	End() // Close, and wait for what is on its way to the file
 }
 
 // fileChecker is a logFile that other brokers can take over. Check fails where
@@ -393,6 +394,13 @@ func (l *partitionLog) remove() {
 func (l *partitionLog) close() {
 	if l.file != nil {
 		l.file.Close()
+	}
+}
+
+// finish is close, and waits for what is on its way to the file.
+func (l *partitionLog) finish() {
+	if l.file != nil {
+		l.file.End()
 	}
 }
 

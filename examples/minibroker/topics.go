@@ -361,7 +361,7 @@ func (ts *topics) delete(name string) (*topic, error) {
 	for _, l := range t.logs {
 		l.remove()
 	}
-	t.logs[0].close() // the file is that of all
+	t.logs[0].finish() // the file is that of all
 	if ts.fsys != nil {
 		_ = ts.clean(dir) // what stays is removed at the next start
 	}
@@ -409,7 +409,7 @@ func (ts *topics) eachLog(f func(*partitionLog)) {
 	}
 }
 
-func (ts *topics) close() { ts.eachLog((*partitionLog).close) }
+func (ts *topics) close() { ts.eachLog((*partitionLog).finish) }
 
 // Topic is wire.Topics'.
 func (ts *topics) Topic(name string) (wire.Topic, bool) { return ts.get(name).wire() }

@@ -68,6 +68,7 @@ type txn struct {
 	first                 time.Time // when the first request for it arrived
 	opened                bool      // a broker has said that something belongs to it
 	asking                bool      // when it began, an InitProducerId of its id was under way
+	reopened              bool      // a late copy has begun the next one: protocol 1 can't tell
 }
 
 func (t *txn) String() string { return fmt.Sprintf("%s#%d", t.who.name, t.n) }
@@ -175,6 +176,12 @@ func (m *model) arrives(c call, req kmsg.Request) {
 	}
 	if c.txn != nil && c.txn.first.IsZero() {
 		c.txn.first = time.Now()
+	}
+	switch req.(type) {
+	case *kmsg.AddPartitionsToTxnRequest, *kmsg.AddOffsetsToTxnRequest:
+		if c.txn != nil && c.txn.told != unknown {
+			c.txn.reopened = true
+		}
 	}
 }
 
@@ -386,7 +393,7 @@ func (m *model) ended(c call, req *kmsg.EndTxnRequest, r *kmsg.EndTxnResponse, a
 		m.ends(c, asked, r.ErrorCode)
 	}
 	switch c := txnstate.Code(r.ErrorCode); {
-	case req.Commit && t.told == committed && !t.over && t.asked == m.asked[t.who.txnID] && (c == txnstate.CodeProducerFenced || c == txnstate.CodeInvalidProducerEpoch):
+	case req.Commit && t.told == committed && !t.over && !t.reopened && t.asked == m.asked[t.who.txnID] && (c == txnstate.CodeProducerFenced || c == txnstate.CodeInvalidProducerEpoch):
 		m.w.fail("I5", "%s was committed, and a repeat of the request is refused: %s", t, c)
 	}
 	switch {

@@ -134,6 +134,9 @@ func (l *Log) readSealed(p part, b []byte, pos int64) error {
 // finished; the log goes on with its next leader.
 func (l *Log) Close() { l.own.Close() }
 
+// End is Close, and returns when nothing is written any more.
+func (l *Log) End() { l.own.End() }
+
 // Rewrite replaces everything in the log by one round, and returns the log that
 // goes on from there; l is done with. After an error the next takeover finds all
 // of the old or all of the new. Nothing may be added meanwhile.

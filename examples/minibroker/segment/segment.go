@@ -41,6 +41,8 @@ type Segment struct {
 	spare   []byte     // the memory of a round that has ended
 	running bool       // a goroutine is there that writes what is queued
 	failed  error      // the file is not trusted any more
+
+	writers sync.WaitGroup // run, which is one at the most
 }
 
 // Round is what goes to the file in one write.
@@ -113,7 +115,7 @@ func (s *Segment) add(flags uint32, parts [][]byte) (pos int64, r *Round, err er
 		s.tail += HeaderBytes
 		if !s.running {
 			s.running = true
-			go s.run()
+			s.writers.Go(s.run)
 		}
 	}
 	pos = s.tail
@@ -301,6 +303,13 @@ func (s *Segment) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.fail(ErrClosed)
+}
+
+// End is Close, and returns when nothing is done to the file any more: a first
+// round that is about to be written makes it.
+func (s *Segment) End() {
+	s.Close()
+	s.writers.Wait() // no more of them: Add fails
 }
 
 // release gives the handle back. mu is held and nothing runs.
