@@ -71,6 +71,11 @@ type Ownership interface {
 // may not have seen it, and the caller has to be sent there.
 //
 // What was read after the question needs none: the store refuses what comes too late.
+//
+// Without it a process that was deposed and has not heard may also begin and decide
+// transactions that its successor does not know of, as the store takes them. They
+// rest, with the last stable offset before them, until somebody sends a request for
+// the transactional id or the slot is loaded again.
 type OwnershipChecker interface {
 	// Still reports whether nobody has become the owner of a slot after this
 	// process did so at an epoch. True was so at some moment of the call. False is

@@ -116,7 +116,7 @@ func (b *broker) load(p *plog, epoch int32) {
 			}
 		}
 		l.state.Replay(e.h, e.base, mark)
-		l.note(e, false)
+		l.note(e)
 		l.end = e.last + 1
 	}
 	l.high = l.end
@@ -158,7 +158,7 @@ func (l *lead) Append(_ context.Context, raw []byte, admit func(*fence.Partition
 	e := entry{base, base + int64(h.Records) - 1, raw, h}
 	l.all = append(l.all, e)
 	l.end = e.last + 1
-	l.note(e, true)
+	t := l.note(e)
 	l.publish(e)
 	l.mu.Unlock()
 
@@ -170,24 +170,29 @@ func (l *lead) Append(_ context.Context, raw []byte, admit func(*fence.Partition
 		l.b.c.elect(l.p, l.b.id) // it reads its log again
 		return err
 	}
-	return l.commit(e.last)
+	err = l.commit(e.last)
+	if t != nil && err == nil {
+		l.b.c.m.commits(t, tp{l.p.topic, l.p.number}, e.base)
+	}
+	return err
 }
 
-// note keeps up whose records have no marker yet; a marker that is new must be of
-// them.
-func (l *lead) note(e entry, fresh bool) {
+// note keeps up whose records have no marker yet, and returns the transaction that
+// a marker commits.
+func (l *lead) note(e entry) *txn {
 	id, m := e.h.Producer.ID, l.b.c.m
 	if !e.h.Control {
 		if t := m.transactional(valueOf(e.raw)); t != nil {
 			l.open[id] = t
 		}
-		return
+		return nil
 	}
 	t := l.open[id]
 	delete(l.open, id)
-	if mk, _, err := markers.ParseControlBatch(e.raw); err == nil && t != nil && fresh && mk.Commit {
-		m.commits(t, tp{l.p.topic, l.p.number}, e.base)
+	if mk, _, err := markers.ParseControlBatch(e.raw); err == nil && mk.Commit {
+		return t
 	}
+	return nil
 }
 
 // publish shows the rest of the cluster what is on its way.

@@ -81,6 +81,19 @@ func (c *parts) moveSlot(s, to int, late time.Duration) {
 	}
 }
 
+// reload has each slot's owner become so anew.
+func (c *parts) reload() {
+	c.mu.Lock()
+	owners := map[int]int{}
+	for s, u := range c.slots {
+		owners[s] = u.owner
+	}
+	c.mu.Unlock()
+	for _, s := range sortedKeys(owners) {
+		c.moveSlot(s, owners[s], 0)
+	}
+}
+
 // moveOffsets makes a broker the coordinator of a partition of __consumer_offsets.
 func (c *parts) moveOffsets(p int32, to int, late time.Duration) {
 	c.mu.Lock()
