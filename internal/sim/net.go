@@ -104,6 +104,9 @@ func (n *network) send(ctx context.Context, from string, node int, req kmsg.Requ
 			at := time.Now()
 			n.m.arrives(c, req)
 			resp, err := n.c.handle(node, req)
+			if c.off != nil && c.txn.plain && c.stale() {
+				n.m.overtaken(c.off)
+			}
 			if err == nil {
 				n.m.answered(c, node, req, resp, at)
 			} else if err == errDown {
