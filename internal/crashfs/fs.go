@@ -107,6 +107,11 @@ func (f *FS) ReadFile(name string) ([]byte, error) {
 	return value(f, fsx.OpReadFile, name, func() ([]byte, error) { return f.live.ReadFile(name) })
 }
 
+// Exists is one operation.
+func (f *FS) Exists(name string) (bool, error) {
+	return value(f, fsx.OpExists, name, func() (bool, error) { return fsx.Exists(f.live, name) })
+}
+
 func (f *FS) ReadDir(name string) ([]fs.DirEntry, error) {
 	return value(f, fsx.OpReadDir, name, func() ([]fs.DirEntry, error) { return f.live.ReadDir(name) })
 }

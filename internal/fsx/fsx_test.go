@@ -120,6 +120,7 @@ func everyOperation(t *testing.T, fsys fsx.FS) []fsx.Op {
 		func() error { return fsys.SyncDir("d") },
 		func() error { _, err := fsys.ReadFile("d/h"); return err },
 		func() error { _, err := fsys.ReadDir("d"); return err },
+		func() error { _, err := fsx.Exists(fsys, "d/h"); return err },
 		func() error { return fsys.Remove("d/h") },
 		func() error { return fsys.Replace("d/f", []byte("x"), 0o644) },
 	} {
@@ -131,7 +132,7 @@ func everyOperation(t *testing.T, fsys fsx.FS) []fsx.Op {
 	return []fsx.Op{
 		fsx.OpMkdirAll, fsx.OpOpenFile, fsx.OpWrite, fsx.OpWriteAt, fsx.OpRead, fsx.OpReadAt, fsx.OpSize,
 		fsx.OpTruncate, fsx.OpSync, fsx.OpClose, fsx.OpLink, fsx.OpRename, fsx.OpSyncDir, fsx.OpReadFile,
-		fsx.OpReadDir, fsx.OpRemove, fsx.OpReplace, fsx.OpLock, fsx.OpUnlock,
+		fsx.OpReadDir, fsx.OpExists, fsx.OpRemove, fsx.OpReplace, fsx.OpLock, fsx.OpUnlock,
 	}
 }
 

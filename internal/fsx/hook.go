@@ -14,6 +14,7 @@ const (
 	OpOpenFile Op = "open file"
 	OpReadFile Op = "read file"
 	OpReadDir  Op = "read dir"
+	OpExists   Op = "exists" // of Exists, also where it opens the file
 	OpMkdirAll Op = "mkdir all"
 	OpLink     Op = "link"   // told with the new name
 	OpRename   Op = "rename" // told with the new name
@@ -91,6 +92,11 @@ func (h hooked) ReadFile(name string) ([]byte, error) {
 
 func (h hooked) ReadDir(name string) ([]fs.DirEntry, error) {
 	return hookValue(h, OpReadDir, name, func() ([]fs.DirEntry, error) { return h.fs.ReadDir(name) })
+}
+
+// Exists is what the function of that name asks for.
+func (h hooked) Exists(name string) (bool, error) {
+	return hookValue(h, OpExists, name, func() (bool, error) { return Exists(h.fs, name) })
 }
 
 func (h hooked) MkdirAll(name string, perm fs.FileMode) error {

@@ -184,6 +184,19 @@ func (m *memFS) ReadFile(name string) ([]byte, error) {
 	return append([]byte{}, n.data...), nil
 }
 
+// Exists is what the function of that name asks for.
+func (m *memFS) Exists(name string) (bool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch _, err := m.find(name); {
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	case err != nil:
+		return false, pathError("stat", name, err)
+	}
+	return true, nil
+}
+
 func (m *memFS) ReadDir(name string) ([]fs.DirEntry, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

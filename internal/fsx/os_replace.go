@@ -4,7 +4,6 @@ package fsx
 
 import (
 	"io/fs"
-	"os"
 	"path/filepath"
 
 	"github.com/google/renameio/v2"
@@ -32,16 +31,4 @@ func (o osFS) Replace(name string, data []byte, perm fs.FileMode) error {
 		return err
 	}
 	return o.SyncDir(dir)
-}
-
-func (osFS) SyncDir(name string) error {
-	d, err := os.Open(name)
-	if err != nil {
-		return err
-	}
-	if err := d.Sync(); err != nil {
-		_ = d.Close() // the sync error is the one that matters
-		return err
-	}
-	return d.Close()
 }

@@ -124,6 +124,9 @@ func (f *FS) OpenFile(name string, flag int, perm fs.FileMode) (fsx.File, error)
 // ReadFile is fsx.FS's.
 func (f *FS) ReadFile(name string) ([]byte, error) { return f.inner.ReadFile(name) }
 
+// Exists is what fsx.Exists asks for.
+func (f *FS) Exists(name string) (bool, error) { return fsx.Exists(f.inner, name) }
+
 // ReadDir is fsx.FS's.
 func (f *FS) ReadDir(name string) ([]fs.DirEntry, error) { return f.inner.ReadDir(name) }
 

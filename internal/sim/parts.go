@@ -442,7 +442,7 @@ func (b *broker) hold() error {
 // disk delays operations on files, and ends them for the dead.
 func (b *broker) disk(op fsx.Op, name string) error {
 	switch op {
-	case fsx.OpSync, fsx.OpSyncDir, fsx.OpLink, fsx.OpRename, fsx.OpReplace, fsx.OpReadDir:
+	case fsx.OpSync, fsx.OpSyncDir, fsx.OpLink, fsx.OpRename, fsx.OpReplace, fsx.OpReadDir, fsx.OpExists:
 		if op == fsx.OpSyncDir && strings.Contains(name, "producer_ids") {
 			b.pass(atClaim, "")
 		}

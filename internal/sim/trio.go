@@ -173,7 +173,7 @@ func (p *member) before(op fsx.Op, name string) error {
 	switch op {
 	case fsx.OpSync, fsx.OpSyncDir:
 		d, late = f.between(50*time.Microsecond, 4*time.Millisecond), 0.01
-	case fsx.OpOpenFile, fsx.OpLink, fsx.OpRename, fsx.OpReadDir, fsx.OpRemove:
+	case fsx.OpOpenFile, fsx.OpLink, fsx.OpRename, fsx.OpReadDir, fsx.OpExists, fsx.OpRemove:
 		d, late = f.between(10*time.Microsecond, 500*time.Microsecond), 0.002
 	}
 	if !p.c.w.calm.Load() && f.chance(late) {

@@ -41,6 +41,7 @@ func Run(t *testing.T, open func(t *testing.T) (fsys fsx.FS, dir string)) {
 		{"a file in the way of a directory is an error", testFileInTheWay},
 		{"directories are made with their parents, repeatedly", testMkdirAll},
 		{"a directory lists its names in order", testReadDir},
+		{"a name is there or is not", testExists},
 		{"a link is a second name of one file", testLink},
 		{"a link to a taken name changes nothing", testLinkTaken},
 		{"of many links to one name one succeeds", testLinkRace},
@@ -346,6 +347,24 @@ func testMkdirAll(t *testing.T, fsys fsx.FS, dir string) {
 	require.NoError(t, fsx.MkdirSynced(fsys, filepath.Join(dir, "d"), 0o755))
 	assert.Equal(t, "x", read(t, fsys, filepath.Join(deep, "f")))
 	assert.Equal(t, []string{"a", "d"}, names(t, fsys, dir))
+}
+
+func testExists(t *testing.T, fsys fsx.FS, dir string) {
+	name := filepath.Join(dir, "f")
+	is := func(want bool, name string) {
+		t.Helper()
+		got, err := fsx.Exists(fsys, name)
+		require.NoError(t, err)
+		assert.Equal(t, want, got)
+	}
+	is(false, name)
+	is(false, filepath.Join(dir, "missing", "f"))
+	write(t, fsys, name, "x")
+	is(true, name)
+	require.NoError(t, fsys.Link(name, name+"2"))
+	require.NoError(t, fsys.Remove(name))
+	is(false, name)
+	is(true, name+"2")
 }
 
 func testReadDir(t *testing.T, fsys fsx.FS, dir string) {
