@@ -3,12 +3,15 @@ package slotfile
 import (
 	"bytes"
 	"cmp"
+	"encoding/binary"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/kafkatxn/kafkatxn/txnstate"
@@ -116,8 +119,9 @@ func (c *content) next(nonce string) *content {
 	return n
 }
 
-// maxParents bounds how far back a late writer can find itself.
-const maxParents = 16
+// maxParents bounds how far back a late writer can find itself. In memory 16
+// generations can be made while a processor is away for a millisecond or two.
+const maxParents = 64
 
 // descends says whether the generation numbered gen, with nonce, is c or came
 // before it; known is false where that is too long ago to tell.
@@ -134,24 +138,32 @@ func (c *content) descends(gen uint64, nonce string) (is, known bool) {
 	return false, false
 }
 
-// body is the slot's object as people read it: an entry a line.
-func (c *content) body() []byte {
-	size := 4
+// pieces are what the slot's object is put together from, as people read it: an
+// entry a line.
+func (c *content) pieces(piece func(text string, member []byte)) {
+	sep := "{\n"
 	for _, es := range [][]*entry{c.entries, c.strays} {
 		for _, e := range es {
-			size += len(e.member) + 2
-		}
-	}
-	b := append(make([]byte, 0, size), '{')
-	sep := "\n"
-	for _, es := range [][]*entry{c.entries, c.strays} {
-		for _, e := range es {
-			b = append(b, sep...)
-			b = append(b, e.member...)
+			piece(sep, e.member)
 			sep = ",\n"
 		}
 	}
-	return append(b, "\n}\n"...)
+	if sep == "{\n" {
+		sep = "{"
+	} else {
+		sep = ""
+	}
+	piece(sep+"\n}\n", nil)
+}
+
+func (c *content) body() []byte { return c.appendBody(nil) }
+
+func (c *content) appendBody(b []byte) []byte {
+	c.pieces(func(text string, member []byte) {
+		b = append(b, text...)
+		b = append(b, member...)
+	})
+	return b
 }
 
 // header is the first line of a generation's file; the body follows. Its names
@@ -179,15 +191,60 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 func checksum(b []byte) string { return fmt.Sprintf("%08x", crc32.Checksum(b, castagnoli)) }
 
-// encode is the file of a generation.
-func (c *content) encode(slot int) (head, body []byte, err error) {
-	body = c.body()
-	head, err = json.Marshal(header{
-		Format: format, Slot: slot, Generation: c.gen, Nonce: c.nonce, Parents: c.parents,
-		LastVersion: uint64(c.seq), TakenVersion: uint64(c.taken.version), TakenMs: c.taken.updateMs,
-		Bytes: len(body), CRC32C: checksum(body),
+// appendFile appends the file of a generation: its header, as json.Marshal makes it
+// of a header, a new line, and the body.
+func (c *content) appendFile(h []byte, slot int) []byte {
+	size, sum := 0, uint32(0)
+	var text [4]byte
+	c.pieces(func(t string, member []byte) {
+		size += len(t) + len(member)
+		sum = crc32.Update(sum, castagnoli, text[:copy(text[:], t)])
+		sum = crc32.Update(sum, castagnoli, member)
 	})
-	return append(head, '\n'), body, err
+	h = slices.Grow(h, size+384+20*len(c.parents))
+	h = append(h, `{"format":`...)
+	h = strconv.AppendInt(h, format, 10)
+	h = append(h, `,"slot":`...)
+	h = strconv.AppendInt(h, int64(slot), 10)
+	h = append(h, `,"generation":`...)
+	h = strconv.AppendUint(h, c.gen, 10)
+	h = append(h, `,"nonce":`...)
+	h = appendNonce(h, c.nonce)
+	for i, p := range c.parents {
+		if i == 0 {
+			h = append(h, `,"parents":[`...)
+		} else {
+			h = append(h, ',')
+		}
+		h = appendNonce(h, p)
+	}
+	if len(c.parents) > 0 {
+		h = append(h, ']')
+	}
+	h = append(h, `,"lastVersion":`...)
+	h = strconv.AppendUint(h, uint64(c.seq), 10)
+	h = append(h, `,"takenVersion":`...)
+	h = strconv.AppendUint(h, uint64(c.taken.version), 10)
+	h = append(h, `,"takenMs":`...)
+	h = strconv.AppendInt(h, c.taken.updateMs, 10)
+	h = append(h, `,"bytes":`...)
+	h = strconv.AppendInt(h, int64(size), 10)
+	h = append(h, `,"crc32c":"`...)
+	binary.BigEndian.PutUint32(text[:], sum)
+	h = hex.AppendEncode(h, text[:])
+	h = append(h, "\"}\n"...)
+	return c.appendBody(h)
+}
+
+// appendNonce appends one as a JSON string. Those made here are hexadecimal digits.
+func appendNonce(b []byte, nonce string) []byte {
+	if strings.Trim(nonce, "0123456789abcdef") == "" {
+		b = append(b, '"')
+		b = append(b, nonce...)
+		return append(b, '"')
+	}
+	q, _ := json.Marshal(nonce) // a string has no error
+	return append(b, q...)
 }
 
 // decode reads the file of a generation. old may be nil; entries that are the

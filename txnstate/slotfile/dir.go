@@ -2,7 +2,6 @@ package slotfile
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -42,15 +41,27 @@ type slotDir struct {
 	path string
 }
 
-func number16(gen uint64) string { return fmt.Sprintf("%016d", gen) }
+const separator = string(filepath.Separator)
 
-func (d slotDir) file(gen uint64) string { return filepath.Join(d.path, number16(gen)+fileSuffix) }
+// append16 appends a number with at least 16 digits.
+func append16(b []byte, n uint64) []byte {
+	for least := uint64(1e15); n < least && least > 1; least /= 10 {
+		b = append(b, '0')
+	}
+	return strconv.AppendUint(b, n, 10)
+}
+
+func (d slotDir) file(gen uint64) string {
+	var b [24]byte
+	return d.path + separator + string(append16(b[:0], gen)) + fileSuffix
+}
 
 // scratch names a file that nobody else will ever name so. The generation in it
 // is the one that its maker holds to be the newest: as soon as there is a newer
 // one the file is of no use to its maker, and anybody may remove it.
 func (d slotDir) scratch(prefix string, gen uint64, nonce string) string {
-	return filepath.Join(d.path, prefix+number16(gen)+"-"+strconv.Itoa(os.Getpid())+"-"+nonce)
+	var b [24]byte
+	return d.path + separator + prefix + string(append16(b[:0], gen)) + "-" + strconv.Itoa(os.Getpid()) + "-" + nonce
 }
 
 // listing is what a directory held. It need not have held all of it at any one
@@ -123,24 +134,13 @@ func parse16(s string) (uint64, bool) {
 	return n, err == nil
 }
 
-func (d slotDir) exists(name string) (bool, error) {
-	f, err := d.fs.OpenFile(name, os.O_RDONLY, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	return true, f.Close()
-}
-
 // remains is listing.holds at this moment.
 func (d slotDir) remains(gen uint64) (bool, error) {
 	if gen == takenOver {
-		begun, err := d.exists(filepath.Join(d.path, begunName))
+		begun, err := fsx.Exists(d.fs, filepath.Join(d.path, begunName))
 		return !begun, err
 	}
-	return d.exists(d.file(gen))
+	return fsx.Exists(d.fs, d.file(gen))
 }
 
 // maxLooks bounds loops in which each turn means that somebody else got on.
@@ -171,7 +171,7 @@ func (d slotDir) newest() (uint64, error) {
 			return 0, err
 		}
 		gen := l.highest()
-		above, err := d.exists(d.file(gen + 1))
+		above, err := fsx.Exists(d.fs, d.file(gen+1))
 		if err != nil {
 			return 0, err
 		}
@@ -196,6 +196,25 @@ func (d slotDir) newest() (uint64, error) {
 	return 0, errBusy
 }
 
+// stands reports whether gen, which was the newest once, is it still, at some
+// moment during the call; without a listing. By the order of removals, as in
+// newest: gen+1 was missing, and afterwards gen and the one before were still there.
+// false may also mean that this can't be told: newest can.
+func (d slotDir) stands(gen uint64) (bool, error) {
+	if gen <= firstFile {
+		return false, nil
+	}
+	above, err := fsx.Exists(d.fs, d.file(gen+1))
+	if above || err != nil {
+		return false, err
+	}
+	still, err := fsx.Exists(d.fs, d.file(gen))
+	if !still || err != nil {
+		return false, err
+	}
+	return fsx.Exists(d.fs, d.file(gen-1))
+}
+
 // clear removes scratch files of generations below gen, and reports whether none
 // is left of those that l has.
 func (d slotDir) clear(l listing, gen uint64) bool {
@@ -211,35 +230,78 @@ func (d slotDir) clear(l listing, gen uint64) bool {
 	return ok
 }
 
+// tended is what a listing found, brought up to date with the generations made
+// since: all of them here, one on top of the other.
+type tended struct {
+	gen    uint64 // the newest generation that is in it, 0 for none
+	listed uint64 // made here: no scratch file is left that was meant for it or an earlier one
+	oldest uint64 // those before it are removed
+	begun  bool
+}
+
+// listEvery is how many generations share a listing. As many old ones stay in the
+// directory.
+const listEvery = 8
+
+// due reports whether a generation has to be listed with: it is not next to those
+// that are known, or those that may be removed run out.
+func (t tended) due(gen uint64) bool { return t.gen+1 != gen || gen >= t.listed+listEvery }
+
 // keepOld is how many generations too many are left alone: removing several at
 // once costs a sync for each.
-const keepOld = 3
+const keepOld = listEvery
 
 // collect removes generations that are no longer needed below the newest, gen,
 // and the one before it. l was listed before the directory was last synced, so
 // that what l lacks is gone for good: a loss of power must not bring back a
-// generation whose successor is removed.
-func (d slotDir) collect(l listing, gen uint64) error {
+// generation whose successor is removed. No scratch file is left of those that l
+// has below gen.
+func (d slotDir) collect(l listing, gen uint64) (tended, error) {
 	end, _ := slices.BinarySearch(l.gens, gen-1)
 	old := l.gens[:end]
+	t := tended{gen: gen, listed: gen, oldest: max(gen-1, firstFile), begun: l.begun}
 	for i, x := range old {
+		t.oldest = x
 		if i > 0 {
 			if len(old)-i <= keepOld {
-				return nil
+				return t, nil
 			}
 			if err := d.fs.SyncDir(d.path); err != nil {
-				return err
+				return tended{}, err
 			}
 		}
-		if x == firstFile && !l.begun {
-			if err := d.markBegun(); err != nil {
-				return err
-			}
-		}
-		if err := d.fs.Remove(d.file(x)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+		if err := d.drop(x, &t); err != nil {
+			return tended{}, err
 		}
 	}
+	return t, nil
+}
+
+// collectOne removes the oldest generation, if it may be: it was made before the
+// last listing, which found the temporary file of any writer that slept since
+// before it was made. The directory was synced since the one before it was removed.
+func (d slotDir) collectOne(t tended, gen uint64) (tended, error) {
+	t.gen = gen
+	if t.oldest > t.listed || t.oldest+1 >= gen {
+		return t, nil
+	}
+	if err := d.drop(t.oldest, &t); err != nil {
+		return tended{}, err
+	}
+	return t, nil
+}
+
+func (d slotDir) drop(gen uint64, t *tended) error {
+	if gen == firstFile && !t.begun {
+		if err := d.markBegun(); err != nil {
+			return err
+		}
+		t.begun = true
+	}
+	if err := d.fs.Remove(d.file(gen)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	t.oldest = gen + 1
 	return nil
 }
 

@@ -3,6 +3,7 @@ package slotfile
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"math/rand/v2"
 	"path/filepath"
@@ -177,26 +178,131 @@ func TestGenerationsAreRemovedInOrder(t *testing.T) {
 		}
 		return nil
 	})
-	for gen := firstFile; gen < 14; gen++ {
+	for gen := firstFile; gen < 20; gen++ {
 		put(t, disk, d.file(gen), "x")
 	}
+	gens := func() listing {
+		l, err := d.list()
+		require.NoError(t, err)
+		return l
+	}
+	state, err := d.collect(gens(), 19)
+	require.NoError(t, err)
+	require.True(t, gens().begun)
+	require.Equal(t, []uint64{10, 11, 12, 13, 14, 15, 16, 17, 18, 19}, gens().gens, "the newest two, and a few that would cost a sync each")
+	require.Equal(t, tended{gen: 19, listed: 19, oldest: 10, begun: true}, state)
+	for range 3 { // each write removes one
+		removed = nil
+		state, err = d.collect(gens(), 19)
+		require.NoError(t, err)
+	}
+	for range 10 { // also where it goes by what others listed
+		removed = nil
+		state, err = d.collectOne(state, 19)
+		require.NoError(t, err)
+	}
+	require.Equal(t, []uint64{18, 19}, gens().gens)
+	require.Equal(t, 16, total)
+}
+
+// A listing serves several generations. None is removed before the temporary file
+// of each writer is that could still link its number: of those that were making it
+// when somebody else did.
+func TestNoGenerationIsRemovedBeforeTheFilesOfItsSleepers(t *testing.T) {
+	var mu sync.Mutex
+	listings, removals := 0, 0
+	disk := fsx.Mem()
+	var d slotDir
+	s := mustOpen(t, fsx.Hook(disk, func(op fsx.Op, name string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if filepath.Base(name) == "slot-25" && op == fsx.OpReadDir {
+			listings++
+		}
+		digits, ok := strings.CutSuffix(filepath.Base(name), fileSuffix)
+		if op != fsx.OpRemove || !ok {
+			return nil
+		}
+		removals++
+		gen, _ := parse16(digits)
+		l, err := d.list()
+		for _, x := range l.scratch {
+			if x.gen < gen {
+				err = fmt.Errorf("%s is there, and generation %d is removed", x.name, gen)
+			}
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		return nil
+	}), nil)
+	d = slotDir{disk, s.slots[25].dir.path}
+	r := swap(t, s, idle("tx-ongoing", 1))
+	require.NoError(t, s.Flush(t.Context()))
+	mu.Lock()
+	listings = 0
+	mu.Unlock()
+	const writes = 100
+	for range writes {
+		// Somebody who is about to link the next number, and sleeps.
+		put(t, disk, d.scratch(tmpPrefix, s.slots[25].current().gen, "sleeper"), "half a gener")
+		r = swap(t, s, r)
+	}
+	require.NoError(t, s.Close())
 	l, err := d.list()
 	require.NoError(t, err)
-	require.NoError(t, d.collect(l, 13))
-	l, err = d.list()
-	require.NoError(t, err)
-	require.True(t, l.begun)
-	require.Equal(t, []uint64{9, 10, 11, 12, 13}, l.gens, "the newest two, and a few that would cost a sync each")
-	for range 3 { // each write removes one
-		l, err = d.list()
-		require.NoError(t, err)
-		removed = nil
-		require.NoError(t, d.collect(l, 13))
+	require.LessOrEqual(t, len(l.gens), listEvery+3)
+	require.Greater(t, removals, writes-listEvery-3)
+	require.LessOrEqual(t, listings, writes/listEvery+5)
+}
+
+// What another process made in between is listed with.
+func TestAListingServesOnlyGenerationsOfItsOwn(t *testing.T) {
+	disk := fsx.Mem()
+	one, two := mustOpen(t, disk, nil), mustOpen(t, disk, nil)
+	r := swap(t, one, idle("tx-ongoing", 1))
+	for range 12 {
+		r = swap(t, one, r)
 	}
-	l, err = d.list()
-	require.NoError(t, err)
-	require.Equal(t, []uint64{12, 13}, l.gens)
-	require.Equal(t, 10, total)
+	l := one.slots[25]
+	require.NoError(t, one.Flush(t.Context()))
+	require.False(t, l.tended.due(l.tended.gen+1))
+	r = swap(t, two, r)
+	require.True(t, l.tended.due(two.slots[25].current().gen+1))
+	for range 40 { // in turns
+		r = swap(t, one, r)
+		r = swap(t, two, r)
+		in, err := l.dir.list()
+		require.NoError(t, err)
+		require.LessOrEqual(t, len(in.gens), listEvery+4)
+	}
+	require.NoError(t, one.Close())
+	require.NoError(t, two.Close())
+}
+
+// A generation is known to be the newest without a listing, and only that one.
+func TestAGenerationStandsUntilTheNextOneIsMade(t *testing.T) {
+	disk := fsx.Mem()
+	d := slotDir{disk, "d"}
+	require.NoError(t, disk.MkdirAll("d", 0o755))
+	stands := func(gen uint64) bool {
+		ok, err := d.stands(gen)
+		require.NoError(t, err)
+		return ok
+	}
+	require.False(t, stands(takenOver), "not told without a listing")
+	put(t, disk, d.file(2), "x")
+	require.False(t, stands(firstFile), "not told without a listing")
+	put(t, disk, d.file(3), "x")
+	require.True(t, stands(3))
+	put(t, disk, d.file(4), "x")
+	require.False(t, stands(3))
+	require.True(t, stands(4))
+	require.NoError(t, disk.Remove(d.file(2)))
+	require.True(t, stands(4))
+	// 4 was used long ago, and its number comes back.
+	require.NoError(t, disk.Remove(d.file(3)))
+	require.False(t, stands(4))
 }
 
 // After a sync of the directory failed, a later one that succeeds proves nothing

@@ -25,21 +25,23 @@
 //  2. Look: is g still the newest? Otherwise begin again.
 //  3. Compare versions, write the whole slot with the changes, sync the file.
 //  4. Link it as g+1. Of several that try, one succeeds.
-//  5. List the directory. Where g is missing, find out from the newest generation,
+//  5. Is g there? Where it is missing, find out from the newest generation,
 //     which names those before it, whether this g+1 is among them.
-//  6. Remove the temporary files made for generations below g+1; sync the
-//     directory. Now the write is done.
-//  7. Remove the oldest generation but for g+1 and g. Copy the object to
-//     slot-N.json.
+//  6. Remove the temporary file; sync the directory. Now the write is done.
+//  7. Remove the oldest generation but for g+1 and g, if it may be removed.
+//
+// At every eighth step 5, and always where g is not its own, a process lists the
+// directory, and in step 6 removes all temporary files made for generations below
+// g+1: from then on the generations up to g+1 may be removed, one with each write.
 //
 // Step 4 alone would do if names were never free again. But generations are
 // removed, and a process that slept since step 2 could then link a g+1 that was
 // used long ago. Why its write can't count:
 //
-//   - A generation is removed only by someone who has made a later one and has then
-//     removed every temporary file meant for a number up to that (6 before 7).
-//     The sleeper's is among them: it was made before its look found g the newest
-//     (1 before 2), so before anyone made g+1. Its link finds no file.
+//   - A generation is removed only by someone who listed the directory after it was
+//     made, and has then removed every temporary file meant for a number up to its
+//     own. The sleeper's is among them: it was made before its look found g the
+//     newest (1 before 2), so before anyone made g+1. Its link finds no file.
 //   - Where a file system links a file all the same that others removed, g+1 comes
 //     back. But g was removed before g+1 was, in this order always, and does not
 //     come back: step 5 misses it, and the newest generation tells that another
@@ -57,6 +59,10 @@
 // it linked could vanish. Where a sync fails, nothing is shown until a further
 // generation is made and synced.
 //
+// A process that knows a generation finds out without a listing whether it is still
+// the newest: the next one is missing, and afterwards it and the one before it are
+// still there, which go before the next one does.
+//
 // Later writes are kept in memory on top of what the file has, and go into the next
 // generation that this process makes in the slot, or that Flush or Close does.
 // Where another process changes the id first, they are dropped.
@@ -65,8 +71,14 @@
 //
 // Writes of one slot that wait for one another share a generation; those of
 // different slots do not meet. A generation takes two syncs and writes the slot
-// whole, so it suits slots of up to some thousands of ids. For one broker's own
-// disk, and for more ids, there is package journal.
+// whole, so it suits slots of up to some thousands of ids; about ten generations of
+// a slot are on the volume. For one broker's own disk, and for more ids, there is
+// package journal.
+//
+// slot-N.json is copied when nothing is to be written any more, and four times a
+// second while a slot changes: so it may be a quarter of a second old, and after a
+// process died as old as the next write of the slot. Flush and Close bring it up to
+// date.
 //
 // # The volume
 //

@@ -1,10 +1,10 @@
 package slotfile
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 
@@ -79,13 +79,12 @@ func FuzzSlotFile(f *testing.F) {
 		// The same as a generation, which says what its entries leave out.
 		next := c.next("nonce")
 		next.entries = c.entries
-		head, body, err := next.encode(25)
-		require.NoError(t, err)
-		read, err := decode(slices.Concat(head, body), 25, firstFile, nil)
+		written := next.appendFile(nil, 25)
+		read, err := decode(written, 25, firstFile, nil)
 		require.NoError(t, err)
 		require.Equal(t, string(body), string(read.body()))
 		require.Equal(t, c.taken, read.taken)
-		reused, err := decode(slices.Concat(head, body), 25, firstFile, c)
+		reused, err := decode(written, 25, firstFile, c)
 		require.NoError(t, err)
 		require.Equal(t, string(body), string(reused.body()))
 	})
@@ -101,9 +100,17 @@ func FuzzGeneration(f *testing.F) {
 		if err != nil {
 			return
 		}
-		head, body, err := c.encode(25)
+		written := c.appendFile(nil, 25)
+		head, body, _ := bytes.Cut(written, []byte("\n"))
+		want, err := json.Marshal(header{
+			Format: format, Slot: 25, Generation: c.gen, Nonce: c.nonce, Parents: c.parents,
+			LastVersion: uint64(c.seq), TakenVersion: uint64(c.taken.version), TakenMs: c.taken.updateMs,
+			Bytes: len(body), CRC32C: checksum(body),
+		})
 		require.NoError(t, err)
-		again, err := decode(slices.Concat(head, body), 25, 5, nil)
+		require.Equal(t, string(want), string(head))
+		require.Equal(t, string(c.body()), string(body))
+		again, err := decode(written, 25, 5, nil)
 		require.NoError(t, err)
 		require.Equal(t, string(c.body()), string(again.body()))
 		require.Equal(t, c.parents, again.parents)

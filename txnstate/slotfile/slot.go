@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/kafkatxn/kafkatxn/txnstate"
 )
@@ -55,9 +56,14 @@ type slot struct {
 	reading bool
 
 	touched  bool // the directory was tidied once
-	copyDue  bool // slot-N.json is not the newest
-	copyLag  int  // generations since it was
 	reported string
+
+	copyDue   bool      // slot-N.json is not the newest
+	copied    time.Time // when it was last made so
+	copyTimer *time.Timer
+	copySet   bool // the timer will start the worker
+
+	tended tended // the worker's
 }
 
 // claimed is a generation that was, or was to be, linked here.
@@ -195,7 +201,7 @@ func (s *slot) look() (c *content, trusted bool, err error) {
 				return nil, false, err
 			}
 		}
-		gen, err := s.dir.newest()
+		gen, err := s.newest(cur)
 		switch {
 		case errors.Is(err, errLost):
 			return nil, false, s.damage(err, nil)
@@ -226,6 +232,16 @@ func (s *slot) look() (c *content, trusted bool, err error) {
 		return c, true, nil
 	}
 	return nil, false, errBusy
+}
+
+// newest is slotDir.newest for who knows cur. Mostly nothing newer has been made.
+func (s *slot) newest(cur *content) (uint64, error) {
+	if cur != nil {
+		if stands, err := s.dir.stands(cur.gen); stands || err != nil {
+			return cur.gen, err
+		}
+	}
+	return s.dir.newest()
 }
 
 // take is the slot as slot-N.json has it, where there is no generation.
@@ -458,4 +474,7 @@ func (s *slot) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
+	if s.copyTimer != nil {
+		s.copyTimer.Stop()
+	}
 }

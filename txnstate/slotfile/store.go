@@ -45,6 +45,8 @@ type Store struct {
 	// later numbers Later writes; see laterVersions.
 	later atomic.Uint64
 
+	buffers sync.Pool // of *[]byte, for what is written to a file
+
 	tasks     sync.WaitGroup // goroutines of slots
 	closing   sync.Once
 	closedErr error
@@ -110,6 +112,19 @@ func Open(cfg Config) (*Store, error) {
 		}
 	}
 	return s, nil
+}
+
+// buffer is an empty one, to be released.
+func (s *Store) buffer() *[]byte {
+	if b, ok := s.buffers.Get().(*[]byte); ok {
+		return b
+	}
+	return new([]byte)
+}
+
+func (s *Store) release(b *[]byte) {
+	*b = (*b)[:0]
+	s.buffers.Put(b)
 }
 
 func newNonce() string {

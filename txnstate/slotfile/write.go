@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/kafkatxn/kafkatxn/internal/fsx"
 	"github.com/kafkatxn/kafkatxn/txnstate"
@@ -174,21 +175,17 @@ func (s *slot) work() {
 		s.mu.Lock()
 		batch := s.queue
 		s.queue = nil
-		if len(batch) == 0 {
-			due := s.copyDue
-			s.copyDue = false
-			if !due {
-				s.working = false
-				s.mu.Unlock()
-				return
-			}
+		if len(batch) == 0 && !s.copyNow() {
+			s.working = false
+			s.mu.Unlock()
+			return
 		}
 		s.mu.Unlock()
 		changes, copies := split(batch)
 		if len(changes) > 0 {
 			s.process(changes)
 		}
-		if len(batch) == 0 || s.copyWanted(len(copies) > 0) {
+		if s.copyWanted(len(copies) > 0) {
 			s.refreshCopy()
 		}
 		answer(copies)
@@ -302,11 +299,7 @@ func (s *slot) attempt(guess uint64, batch []*op) (newest uint64, done bool, err
 			}
 		}
 	}()
-	head, body, err := next.encode(s.n)
-	if err != nil {
-		return 0, false, err
-	}
-	if err := tmp.fill(head, body); err != nil {
+	if err := tmp.fill(next); err != nil {
 		return 0, false, err
 	}
 	if !s.enter(next, batch, tmp.name) {
@@ -326,11 +319,23 @@ func (s *slot) attempt(guess uint64, batch []*op) (newest uint64, done bool, err
 	case err != nil:
 		return 0, false, err
 	}
-	l, err := s.dir.list()
-	if err != nil {
-		return 0, false, err
+	t := s.tended
+	s.tended = tended{}
+	var l listing
+	still := false
+	if !t.due(next.gen) {
+		if still, err = s.dir.remains(base.gen); err != nil {
+			return 0, false, err
+		}
 	}
-	if !l.holds(base.gen) {
+	lists := !still
+	if lists {
+		if l, err = s.dir.list(); err != nil {
+			return 0, false, err
+		}
+		still = l.holds(base.gen)
+	}
+	if !still {
 		ours, newest, err := s.ours(next)
 		if err != nil {
 			return 0, false, err
@@ -341,8 +346,13 @@ func (s *slot) attempt(guess uint64, batch []*op) (newest uint64, done bool, err
 			return newest, false, nil
 		}
 	}
-	clean := s.dir.clear(l, next.gen)
-	tmp.gone = clean // it was one of those
+	clean := true
+	if lists {
+		clean = s.dir.clear(l, next.gen)
+		tmp.gone = clean // it was one of those
+	} else {
+		clean = tmp.remove()
+	}
 	if err := s.dir.fs.SyncDir(s.dir.path); err != nil {
 		s.mu.Lock()
 		s.suspect = max(s.suspect, next.gen)
@@ -354,11 +364,15 @@ func (s *slot) attempt(guess uint64, batch []*op) (newest uint64, done bool, err
 	s.replace(next)
 	s.inflight = nil
 	s.copyDue = true
-	s.copyLag++
 	s.mu.Unlock()
 	answer(batch)
 	if clean {
-		if err := s.dir.collect(l, next.gen); err != nil {
+		if lists {
+			s.tended, err = s.dir.collect(l, next.gen)
+		} else {
+			s.tended, err = s.dir.collectOne(t, next.gen)
+		}
+		if err != nil {
 			s.store.log.Debug("old generations of a slot stay for now", "slot", s.n, "err", err)
 		}
 	}
@@ -556,11 +570,12 @@ func (s *slot) createTmp(base uint64) (*tmpFile, error) {
 	return &tmpFile{s: s, name: name, f: f}, nil
 }
 
-func (t *tmpFile) fill(parts ...[]byte) error {
-	for _, p := range parts {
-		if _, err := t.f.Write(p); err != nil {
-			return err
-		}
+func (t *tmpFile) fill(c *content) error {
+	buf := t.s.store.buffer()
+	defer t.s.store.release(buf)
+	*buf = c.appendFile(*buf, t.s.n)
+	if _, err := t.f.Write(*buf); err != nil {
+		return err
 	}
 	if err := t.f.Sync(); err != nil {
 		return err
@@ -570,6 +585,12 @@ func (t *tmpFile) fill(parts ...[]byte) error {
 	return f.Close()
 }
 
+func (t *tmpFile) remove() bool {
+	err := t.s.dir.fs.Remove(t.name)
+	t.gone = err == nil || errors.Is(err, fs.ErrNotExist)
+	return t.gone
+}
+
 // discard removes the name, which after a claim is the second of two. What it
 // leaves behind is removed with the generation it was made for.
 func (t *tmpFile) discard() {
@@ -577,17 +598,46 @@ func (t *tmpFile) discard() {
 		_ = t.f.Close() // nothing in it is wanted
 	}
 	if !t.gone {
-		_ = t.s.dir.fs.Remove(t.name) // as above
+		t.remove() // as above
 	}
 }
 
-// maxCopyLag is how many generations a busy slot may be ahead of slot-N.json.
-const maxCopyLag = 64
+// copyEvery is how often slot-N.json is written while the slot changes. It may be
+// as old as that: it is for people, and costs as much as a fifth of a write.
+const copyEvery = time.Second / 4
 
 func (s *slot) copyWanted(asked bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.copyDue && (asked || s.copyLag >= maxCopyLag)
+	return s.copyDue && (asked || s.closed || time.Since(s.copied) >= copyEvery)
+}
+
+// copyNow reports, with mu held, whether a worker that has nothing else to do has to
+// write slot-N.json. Where it is not time yet, another one comes back when it is.
+func (s *slot) copyNow() bool {
+	wait := copyEvery - time.Since(s.copied)
+	if !s.copyDue || wait <= 0 || s.closed {
+		return s.copyDue
+	}
+	if !s.copySet {
+		s.copySet = true
+		if s.copyTimer == nil {
+			s.copyTimer = time.AfterFunc(wait, s.copyLater)
+		} else {
+			s.copyTimer.Reset(wait)
+		}
+	}
+	return false
+}
+
+func (s *slot) copyLater() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.copySet = false
+	if s.copyDue && !s.working && !s.closed {
+		s.working = true
+		s.store.tasks.Go(s.work)
+	}
 }
 
 // refreshCopy writes slot-N.json. Nothing rests on it, so nothing is synced. A
@@ -596,7 +646,7 @@ func (s *slot) copyWanted(asked bool) bool {
 // removal looks again, and copies again.
 func (s *slot) refreshCopy() {
 	s.mu.Lock()
-	s.copyDue, s.copyLag = false, 0
+	s.copyDue, s.copied = false, time.Now()
 	s.mu.Unlock()
 	for range 3 { // whoever is ahead of it then copies as well
 		c := s.current()
@@ -618,7 +668,10 @@ func (s *slot) writeCopy(c *content) error {
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(c.body())
+	buf := s.store.buffer()
+	defer s.store.release(buf)
+	*buf = c.appendBody(*buf)
+	_, err = f.Write(*buf)
 	err = errors.Join(err, f.Close())
 	if err == nil {
 		err = s.dir.fs.Rename(name, s.copy)
