@@ -75,10 +75,9 @@
 // a slot are on the volume. For one broker's own disk, and for more ids, there is
 // package journal.
 //
-// slot-N.json is copied when nothing is to be written any more, and four times a
-// second while a slot changes: so it may be a quarter of a second old, and after a
-// process died as old as the next write of the slot. Flush and Close bring it up to
-// date.
+// slot-N.json is written when a slot changes, and four times a second while it goes
+// on changing: so it may be a quarter of a second behind, and where a process died,
+// until the slot is used again. Flush and Close bring it up to date.
 //
 // # The volume
 //

@@ -188,10 +188,10 @@ var acts = []act{
 // the id that A was about to change, the slot stays as B left it.
 func TestAHandleStoppedAnywhereIsHarmless(t *testing.T) {
 	for _, forgives := range []bool{false, true} {
-		for _, sc := range scenes {
+		for k, sc := range scenes {
 			for i, a := range acts {
 				for _, warm := range []bool{true, false} {
-					if !warm && (forgives || i%2 == 1) || forgives && i > 1 {
+					if !warm && (forgives || i%2 == 1) || forgives && (i == 2 || i == 3 && k < 3) {
 						continue // the same operations again
 					}
 					t.Run(fmt.Sprintf("%s, %s, warm %t, forgiving links %t", sc.name, a.name, warm, forgives), func(t *testing.T) {
