@@ -550,11 +550,13 @@ func (s *scene) trioFaults(c *trio, d *dice) {
 			select {
 			case <-met:
 			case <-wait.C:
+			case <-p.ended:
+			}
+			if t.left.Swap(-1<<20) > 0 { // it never comes there
 				p.trap.CompareAndSwap(t, nil)
 				return
-			case <-p.ended:
-				return
 			}
+			<-met
 			c.w.log(p.name, "%s %s %s", what, when, op)
 			if kill {
 				c.kill(i, k%2 == 0)
