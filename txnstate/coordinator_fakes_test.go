@@ -37,13 +37,22 @@ func newScriptStore(recs ...txnstate.Record) *scriptStore {
 	return s
 }
 
-func (s *scriptStore) put(r txnstate.Record) txnstate.Version {
+func (s *scriptStore) put(r txnstate.Record) txnstate.Version { return s.putAt(r, s.number()) }
+
+func (s *scriptStore) putAt(r txnstate.Record, v txnstate.Version) txnstate.Version {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r.Version = v
+	s.recs[r.TxnID] = r.Clone()
+	return v
+}
+
+// number is a version that no record has had.
+func (s *scriptStore) number() txnstate.Version {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.next++
-	r.Version = s.next
-	s.recs[r.TxnID] = r.Clone()
-	return r.Version
+	return s.next
 }
 
 func (s *scriptStore) get(id string) txnstate.Record {
@@ -71,6 +80,11 @@ func (s *scriptStore) Load(ctx context.Context, id string) (txnstate.Record, err
 }
 
 func (s *scriptStore) Swap(ctx context.Context, r txnstate.Record, d txnstate.Durability) (txnstate.Version, error) {
+	return s.swap(ctx, r, d, s.number())
+}
+
+// swap is Swap with the version that the record gets.
+func (s *scriptStore) swap(ctx context.Context, r txnstate.Record, d txnstate.Durability, v txnstate.Version) (txnstate.Version, error) {
 	var before, after error
 	if s.onSwap != nil {
 		before, after = s.onSwap(r, d)
@@ -87,7 +101,7 @@ func (s *scriptStore) Swap(ctx context.Context, r txnstate.Record, d txnstate.Du
 	if conflict {
 		return 0, txnstate.ErrConflict
 	}
-	return s.put(r), after
+	return s.putAt(r, v), after
 }
 
 func (s *scriptStore) Delete(ctx context.Context, id string, v txnstate.Version) error {
@@ -216,6 +230,9 @@ func start(t *testing.T, cfg txnstate.Config) *txnstate.Coordinator {
 	}
 	if cfg.Now == nil {
 		cfg.Now = func() time.Time { return t0 }
+	}
+	if s, ok := cfg.Store.(*scriptStore); ok && swapsBegin {
+		cfg.Store = &starting{scriptStore: s}
 	}
 	c, err := txnstate.New(cfg)
 	require.NoError(t, err)

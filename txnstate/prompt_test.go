@@ -36,6 +36,9 @@ func (s *starting) Load(ctx context.Context, id string) (txnstate.Record, error)
 }
 
 func (s *starting) LoadNow(id string) (txnstate.Record, bool) {
+	if s.onLoad != nil {
+		return txnstate.Record{}, false // the test's hook may want to wait
+	}
 	r, err := s.Load(bg, id)
 	return r, err == nil
 }
@@ -48,18 +51,14 @@ func (s *starting) SwapStart(next txnstate.Record) (txnstate.Version, txnstate.P
 	if now.Version != next.Version {
 		return 0, nil, false
 	}
-	// The versions of a scriptStore are numbered in order; one that is not written
-	// uses up none.
-	s.scriptStore.mu.Lock()
-	v := s.scriptStore.next + 1
-	s.scriptStore.mu.Unlock()
+	v := s.number()
 	b := &begun{done: make(chan struct{})}
 	go func() {
 		defer close(b.done)
 		if hold != nil {
 			<-hold
 		}
-		_, b.err = s.Swap(bg, next, txnstate.Durable)
+		_, b.err = s.swap(bg, next, txnstate.Durable, v)
 	}()
 	return v, b, true
 }
