@@ -13,6 +13,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -45,6 +46,7 @@ var (
 	match    = flag.String("match", ".", "with -planted: only those whose name matches")
 	most     = flag.Int("most", 3000, "with -planted: seeds until a defect counts as missed")
 	exact    = flag.Bool("exact", true, "build with a runtime whose chance is the seed's too")
+	overlay  = flag.String("overlay", "", "an overlay file of the go command; empty: that of GOFLAGS, or of go run")
 	hashes   = flag.Bool("hashes", false, "print the hash of each seed's story")
 	asWorker = flag.Bool("worker", false, "(internal) run seeds and print results as JSON")
 )
@@ -171,6 +173,11 @@ func run() error {
 			return err
 		}
 	}
+	others, err := given()
+	if err != nil {
+		return err
+	}
+	maps.Copy(more, others)
 	if *plant {
 		return plantAll(root, dir, more)
 	}
@@ -284,11 +291,11 @@ func moduleRoot() (string, error) {
 }
 
 func build(root, dir, binary string, files map[string][]byte, more map[string]string) error {
-	overlay, err := planted.Overlay(root, dir, files, more)
+	path, err := planted.Overlay(root, dir, files, more)
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command("go", "build", "-ldflags=-w", "-overlay", overlay, "-o", binary, "./internal/sim/cmd/sim")
+	cmd := exec.Command("go", "build", "-ldflags=-w", "-overlay", path, "-o", binary, "./internal/sim/cmd/sim")
 	cmd.Dir = root
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, out)
