@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/kafkatxn/kafkatxn/txnstate"
 )
@@ -90,8 +91,19 @@ type Faulty struct {
 
 // lateWrite is made once, however many calls come that must not overtake it.
 type lateWrite struct {
-	once sync.Once
-	do   func(context.Context)
+	do    func(context.Context)
+	begun atomic.Bool
+	made  chan struct{}
+}
+
+// make makes the write, or waits until it is made: by a channel, so that time goes
+// on meanwhile in a bubble of testing/synctest.
+func (w *lateWrite) make(ctx context.Context) {
+	if w.begun.CompareAndSwap(false, true) {
+		w.do(ctx)
+		close(w.made)
+	}
+	<-w.made
 }
 
 var (
@@ -168,7 +180,7 @@ func (f *Faulty) choose(ctx context.Context, c Call) Fate {
 	f.mu.Unlock()
 	for id, writes := range due {
 		for _, w := range writes {
-			w.once.Do(func() { w.do(context.WithoutCancel(ctx)) })
+			w.make(context.WithoutCancel(ctx))
 		}
 		// Only now: until it is made, every call for the id must find it.
 		f.mu.Lock()
@@ -184,7 +196,7 @@ func (f *Faulty) choose(ctx context.Context, c Call) Fate {
 func (f *Faulty) later(id string, do func(context.Context)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.late[id] = append(f.late[id], &lateWrite{do: do})
+	f.late[id] = append(f.late[id], &lateWrite{do: do, made: make(chan struct{})})
 }
 
 // Load implements txnstate.Store.
