@@ -1,7 +1,10 @@
 package sim_test
 
 import (
+	"fmt"
 	"math/rand/v2"
+	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -10,18 +13,30 @@ import (
 )
 
 // Some seeds that are the same each time, and some that nobody has run before. A
-// failure names its seed; the command re-runs it, to the same end.
+// failure names its seed; the command re-runs it.
 func TestTheClusterKeepsItsPromisesWhateverFails(t *testing.T) {
-	var seeds []uint64
-	for s := range uint64(8) {
-		seeds = append(seeds, s+1)
+	fresh := rand.Uint64() >> 24
+	for _, seeds := range []string{"1-24", fmt.Sprintf("%d-%d", fresh, fresh+23)} {
+		// By the command, whose runtime lets time go on while a host holds a mutex
+		// during I/O, as the example broker does here and there.
+		out, err := exec.CommandContext(t.Context(), "go", "run", "./cmd/sim", "-all", "-seeds", seeds).CombinedOutput()
+		if strings.Contains(string(out), "this Go's") {
+			t.Skip("another version of Go, for whose runtime the command has no changes")
+		}
+		require.NoError(t, err, "%s", out)
+		t.Logf("%s", out)
 	}
-	for range 8 {
+}
+
+// The world of the library's parts holds no mutex during I/O, so it can be run here,
+// with the race detector.
+func TestThePartsKeepTheirPromisesWhateverFails(t *testing.T) {
+	seeds := []uint64{1, 2, 3, 4}
+	for range 4 {
 		seeds = append(seeds, rand.Uint64()>>24)
 	}
-	worlds := append(sim.Worlds(), sim.Worlds()[:2]...) // the last kind takes as long as several of the others
-	for i, seed := range seeds {
-		r := sim.Run(t, sim.Options{Seed: seed, World: worlds[i%len(worlds)]})
+	for _, seed := range seeds {
+		r := sim.Run(t, sim.Options{Seed: seed, World: "parts"})
 		if len(r.Broken) == 0 {
 			continue
 		}
