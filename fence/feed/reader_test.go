@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -263,4 +264,31 @@ func TestReaderConfigIsChecked(t *testing.T) {
 	for _, want := range []string{"Dir", "Offer", "negative"} {
 		require.ErrorContains(t, err, want)
 	}
+}
+
+// W13: a partition that is taken over while the files are looked at hears of all
+// fences too.
+func TestAReofferDuringALookIsNotLost_W13(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := fsx.Mem()
+		put(t, mem, "from-3.json", `{"7":1}`)
+		reached, gate := make(chan struct{}, 1), make(chan struct{})
+		var hold atomic.Bool
+		disk := fsx.Hook(mem, func(op fsx.Op, _ string) error {
+			if op == fsx.OpReadDir && hold.Swap(false) {
+				reached <- struct{}{}
+				<-gate
+			}
+			return nil
+		})
+		r, o := newReader(t, disk, nil)
+		poll()
+		require.Equal(t, []txnstate.Producer{pr(7, 1)}, o.take())
+		hold.Store(true)
+		<-reached
+		r.Reoffer()
+		close(gate)
+		synctest.Wait()
+		require.Equal(t, []txnstate.Producer{pr(7, 1)}, o.take())
+	})
 }

@@ -353,3 +353,61 @@ func TestWriterConfigIsChecked(t *testing.T) {
 	_, err = feed.NewWriter(feed.WriterConfig{Dir: "x", ProducerExpiry: 7 * 24 * time.Hour})
 	require.NoError(t, err)
 }
+
+// A fence below one that is being written is answered with that one, and not before:
+// what it asks for is in the file then, and not yet.
+func TestALowerFenceWaitsForTheHigherOneThatIsUnderWay_W13(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		disk := fsx.Hook(fsx.Mem(), func(op fsx.Op, _ string) error {
+			if op == fsx.OpReplace {
+				<-gate
+			}
+			return nil
+		})
+		w, _ := newWriter(t, disk, nil)
+		answers := make(chan error, 3)
+		for _, epoch := range []int16{5, 4, 5} {
+			go func() { answers <- w.Fence(t.Context(), pr(7, epoch)) }()
+			synctest.Wait()
+		}
+		require.Empty(t, answers, "nothing is durable")
+		close(gate)
+		for range 3 {
+			require.NoError(t, <-answers)
+		}
+		require.Equal(t, `{"7":5}`, content(t, disk))
+	})
+}
+
+// The bound drops none that somebody waits for, however many come at once: each is
+// in the file when it is answered.
+func TestNoFenceIsDroppedBeforeItIsWritten_I13_W12(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		disk := fsx.Hook(fsx.Mem(), func(op fsx.Op, _ string) error {
+			if op == fsx.OpReplace {
+				<-gate
+			}
+			return nil
+		})
+		w, _ := newWriter(t, disk, func(c *feed.WriterConfig) { c.Max = 2 })
+		var all sync.WaitGroup
+		for n := range int64(5) {
+			all.Go(func() {
+				if err := w.Fence(t.Context(), pr(n, 1)); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+		}
+		close(gate)
+		all.Wait()
+		got := content(t, disk)
+		for n := range 5 {
+			require.Contains(t, got, fmt.Sprintf(`"%d":1`, n))
+		}
+		require.NoError(t, w.Fence(t.Context(), pr(9, 1)))
+		require.Equal(t, 2, strings.Count(content(t, disk), ":"), "then the bound holds again")
+	})
+}

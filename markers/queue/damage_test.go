@@ -14,6 +14,7 @@ import (
 	"github.com/kafkatxn/kafkatxn/internal/fsx"
 	"github.com/kafkatxn/kafkatxn/markers"
 	"github.com/kafkatxn/kafkatxn/markers/markerstest"
+	"github.com/kafkatxn/kafkatxn/markers/queue"
 )
 
 // put makes a file in the inbox of broker 1.
@@ -129,5 +130,65 @@ func TestAnAcknowledgementOfOtherContentsCountsForNothing(t *testing.T) {
 		require.Contains(t, b.log.String(), "acknowledgement not read")
 		require.Contains(t, b.log.String(), "is of other contents")
 		h.Release()
+	})
+}
+
+// W3: nor does one that an earlier process of the receiver has left: the entry is
+// applied.
+func TestAnOldAcknowledgementOfOtherContentsIsNotBelieved_W3(t *testing.T) {
+	in(t, func(t *testing.T) {
+		b := newBench(t, fsx.Mem(), nil)
+		b.receiver.kill()
+		done := make(chan []markers.Result, 1)
+		go func() { done <- b.within(10*time.Second, mark(7, 1, true, part(0))) }()
+		time.Sleep(time.Second)
+		name := strings.TrimSuffix(b.files(".entry")[0], ".entry")
+		body := "{\"entry\":\"00000001\",\"results\":[\"applied\"]}\n"
+		b.put(name+".ack", fmt.Appendf(nil, "kafkatxn marker ack 1 %08x\n%s", crc32.Checksum([]byte(body), crc32.MakeTable(crc32.Castagnoli)), body))
+		newProcess(t, b.disk).receiver(t, queue.ReceiverConfig{Dir: "shared", Self: 1, Apply: b.c.Broker(1)})
+		require.Equal(t, applied(1), <-done)
+		require.Len(t, b.c.Log(part(0)), 1)
+	})
+}
+
+// An entry that somebody copied to another broker's inbox, name and all, is not for
+// that one.
+func TestAnEntryForAnotherBrokerIsNotApplied(t *testing.T) {
+	in(t, func(t *testing.T) {
+		b := newBench(t, fsx.Mem(), nil)
+		b.receiver.kill()
+		go b.within(10*time.Second, mark(7, 1, true, part(0)))
+		time.Sleep(time.Second)
+		name := b.files(".entry")[0]
+		data, err := b.disk.ReadFile("shared/marker_queue/to-1/" + name)
+		require.NoError(t, err)
+		require.NoError(t, b.disk.MkdirAll("shared/marker_queue/to-2", 0o755))
+		require.NoError(t, b.disk.Replace("shared/marker_queue/to-2/"+name, data, 0o644))
+		newProcess(t, b.disk).receiver(t, queue.ReceiverConfig{Dir: "shared", Self: 2, Apply: b.c.Broker(1)})
+		time.Sleep(time.Second)
+		require.Empty(t, b.c.Log(part(0)))
+		_, err = b.disk.ReadFile("shared/marker_queue/to-2/" + strings.TrimSuffix(name, ".entry") + ".damaged")
+		require.NoError(t, err, "it is there for somebody to look at")
+	})
+}
+
+// The answer to an entry that was set aside stays until its sender looks, which may
+// be after the receiver's next scan.
+func TestARefusalWaitsForItsSender_W22(t *testing.T) {
+	in(t, func(t *testing.T) {
+		mem := fsx.Mem()
+		disk := fsx.HookAfter(mem, func(op fsx.Op, name string, err error) error {
+			if op == fsx.OpRename && strings.HasSuffix(name, ".entry") {
+				data, _ := mem.ReadFile(name)
+				data[len(data)/2] ^= 1
+				_ = mem.Replace(name, data, 0o644)
+			}
+			return err
+		})
+		b := newBench(t, disk, func(sc *queue.SinkConfig, _ *queue.ReceiverConfig) { sc.Poll = 5 * time.Second })
+		begun := time.Now()
+		require.Equal(t, []markers.Result{markers.Retry}, b.within(time.Minute, mark(7, 1, true, part(0))))
+		require.Less(t, time.Since(begun), 20*time.Second)
+		require.Contains(t, b.log.String(), "refused an entry")
 	})
 }
