@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -177,5 +178,159 @@ func TestRunDoesNotWaitForAWriteThatHangs(t *testing.T) {
 		synctest.Wait()
 		stop()
 		require.Error(t, (<-end).err)
+	})
+}
+
+// The host hears the same of a change whoever works it off: the caller, a goroutine
+// of the coordinator, or the one that takes over from a caller who leaves.
+func TestObserversHearOfEveryChangeOnce(t *testing.T) {
+	for _, way := range []string{"waited for", "begun", "begun and left"} {
+		t.Run(way, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var mu sync.Mutex
+				var told []string
+				tell := func(s string) {
+					mu.Lock()
+					defer mu.Unlock()
+					told = append(told, s)
+				}
+				s := &starting{scriptStore: newScriptStore()}
+				var store txnstate.Store = s.scriptStore
+				if way != "waited for" {
+					store = s
+				}
+				c := start(t, txnstate.Config{Store: store, Dispatcher: &held{auto: true}, EndWait: txnstate.AnswerWhenApplied,
+					Observer: txnstate.Observer{
+						Transition: func(from txnstate.State, rec txnstate.Record) { tell(from.String() + "-" + rec.State.String()) },
+						Refused:    func(_, event string, _ error) { tell("refused " + event) },
+					}})
+				p := initID(t, c, "a")
+				told = nil
+				require.NoError(t, add(c, "a", p, txnstate.TV2, tp0))
+				require.Error(t, add(c, "a", txnstate.Producer{ID: p.ID, Epoch: 7}, txnstate.TV2, tp1))
+				ctx, cancel := context.WithCancel(bg)
+				defer cancel()
+				release := func() {}
+				if way == "begun and left" {
+					release = s.held()
+				}
+				end := endBeside(ctx, c, p)
+				synctest.Wait()
+				if way == "begun and left" {
+					cancel()
+					require.Error(t, (<-end).err)
+				}
+				release()
+				synctest.Wait()
+				mu.Lock()
+				defer mu.Unlock()
+				require.Equal(t, []string{
+					txnstate.Empty.String() + "-" + txnstate.Ongoing.String(),
+					"refused Add",
+					txnstate.Ongoing.String() + "-" + txnstate.PrepareCommit.String(),
+					txnstate.PrepareCommit.String() + "-" + txnstate.CompleteCommit.String(),
+				}, told)
+			})
+		})
+	}
+}
+
+// F02, F14: of a write under way whose caller has left, and whose slot is lost before
+// it is done, no marker leaves here either.
+func TestF02_F14_AWriteUnderWayThatOutlivesItsOwnershipIsTheNextOwners(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &starting{scriptStore: newScriptStore()}
+		a, b := newSeat(t, s), newSeat(t, s.scriptStore)
+		a.own("a", 5)
+		p := initID(t, a.Coordinator, "a")
+		require.NoError(t, add(a.Coordinator, "a", p, txnstate.TV2, tp0))
+		release := s.held()
+		ctx, cancel := context.WithCancel(bg)
+		defer cancel()
+		end := endBeside(ctx, a.Coordinator, p)
+		synctest.Wait()
+		cancel()
+		require.Error(t, (<-end).err)
+		a.lose("a", 5)
+		b.own("a", 6)
+		release()
+		synctest.Wait()
+		require.Equal(t, txnstate.PrepareCommit, s.get("a").State)
+		require.Empty(t, a.outcomes(), "a deposed coordinator sends nothing")
+		require.ErrorIs(t, (<-endBeside(bg, b.Coordinator, p)).err, txnstate.ErrConcurrentTransactions)
+		require.Len(t, b.outcomes(), 1)
+	})
+}
+
+// hanging is an Ownership of all slots, which takes its time to say so once more.
+type hanging struct {
+	hang *atomic.Bool
+	gate chan struct{}
+}
+
+func (h hanging) Watch(ctx context.Context, yes, _ func(slot int, epoch int32)) error {
+	for i := range txnstate.Slots {
+		yes(i, 1)
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func (h hanging) Still(context.Context, int, int32) (bool, error) {
+	if h.hang.Load() {
+		<-h.gate
+	}
+	return true, nil
+}
+
+// A caller may leave while somebody is asked whether the slot is still owned.
+func TestACallerMayLeaveWhileTheOwnerIsAskedFor_I13(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &starting{scriptStore: newScriptStore()}
+		h := hanging{new(atomic.Bool), make(chan struct{})}
+		c := start(t, txnstate.Config{Store: s, Ownership: h})
+		synctest.Wait()
+		p := initID(t, c, "a")
+		require.NoError(t, add(c, "a", p, txnstate.TV2, tp0))
+		h.hang.Store(true)
+		ctx, cancel := context.WithCancel(bg)
+		end := endBeside(ctx, c, p)
+		synctest.Wait()
+		cancel()
+		synctest.Wait()
+		require.Len(t, end, 1)
+		require.ErrorIs(t, (<-end).err, context.Canceled)
+		close(h.gate)
+	})
+}
+
+// Run ends after the hooks of what was under way: a host may take away what they use.
+func TestRunWaitsForTheHooksOfACaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &starting{scriptStore: newScriptStore()}
+		gate, over := make(chan struct{}), make(chan struct{})
+		c, err := txnstate.New(txnstate.Config{Store: s, Dispatcher: &held{auto: true}, ProducerIDs: &counter{n: 99},
+			Observer: txnstate.Observer{Transition: func(_ txnstate.State, rec txnstate.Record) {
+				if rec.State == txnstate.Ongoing {
+					<-gate
+				}
+			}}})
+		require.NoError(t, err)
+		stop := run(t, c)
+		p := initID(t, c, "a")
+		go func() { _ = add(c, "a", p, txnstate.TV2, tp0) }()
+		synctest.Wait()
+		go func() {
+			stop()
+			close(over)
+		}()
+		synctest.Wait()
+		select {
+		case <-over:
+			t.Fatal("a hook is still running")
+		default:
+		}
+		close(gate)
+		<-over
 	})
 }
