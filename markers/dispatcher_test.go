@@ -336,6 +336,16 @@ func TestANewerProducerEpochCountsAsAppliedOnlyWhereTheTransactionIsClosed_I12(t
 	}
 }
 
+// slotMates are n ids of the slot of another one.
+func slotMates(id string, n int) (out []string) {
+	for i := 0; len(out) < n; i++ {
+		if mate := fmt.Sprint(id, "-", i); txnstate.Slot(mate) == txnstate.Slot(id) {
+			out = append(out, mate)
+		}
+	}
+	return out
+}
+
 func TestCancelDropsASlotUpToItsEpochAndNothingElse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := &applied{}
@@ -352,6 +362,9 @@ func TestCancelDropsASlotUpToItsEpochAndNothingElse(t *testing.T) {
 		d.Dispatch(outcome("a", 2, part("1t", 0)), a.of("a@2"))
 		d.Dispatch(outcome("b", 1, part("1t", 0)), a.of("b@1"))
 		require.NotEqual(t, txnstate.Slot("a"), txnstate.Slot("b"))
+		for _, id := range slotMates("a", 3) { // and more of the slot
+			d.Dispatch(outcome(id, 1, part("1t", 0)), a.of(id))
+		}
 		synctest.Wait()
 		d.Cancel(txnstate.Slot("a"), 1)
 		require.Equal(t, 2, d.Pending())
