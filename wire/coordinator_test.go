@@ -301,6 +301,16 @@ func TestAddOffsetsGates(t *testing.T) {
 	if err != nil || !rec.Has(txnstate.Group("g")) || !rec.Has(txnstate.Group("")) {
 		t.Errorf("%v, %v", rec, err)
 	}
+	// Clients of protocol 2 do not send it, whatever its version: what it opens is a
+	// transaction of protocol 1, whose end is told by its epoch.
+	for v := int16(0); v <= 4; v++ {
+		id := fmt.Sprint("of-", v)
+		p := h.initTxn(t, id)
+		wantCodes(t, id, []int16{do[*kmsg.AddOffsetsToTxnResponse](t, h, addOffsetsRequest(v, id, p, "g")).ErrorCode}, 0)
+		if rec, err := h.coordinator.Describe(t.Context(), id); err != nil || rec.ClientVersion != txnstate.TV0 {
+			t.Errorf("v%d: %+v, %v", v, rec, err)
+		}
+	}
 }
 
 // F32: an answer has the fields of its version; §0.3: the version chooses the
