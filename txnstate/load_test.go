@@ -2,11 +2,14 @@ package txnstate_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -63,5 +66,40 @@ func TestALoadTakesUpEverythingThatIsOwed_I12_F02(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		require.ElementsMatch(t, want, fenced)
+	})
+}
+
+// A decision whose store could not say that it has it, and whose client never comes
+// again: the reaper, which still has the transaction's deadline, finds it and has it
+// carried out, although there is nothing for it to abort.
+func TestTheReaperFindsADecisionThatNobodyKnowsOf_I11_I12(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, h := newScriptStore(), &held{auto: true}
+		c := start(t, txnstate.Config{Store: s, Dispatcher: h})
+		p := initID(t, c, "a")
+		require.NoError(t, add(c, "a", p, txnstate.TV2, tp0))
+		var blind atomic.Bool
+		s.onLoad = func(string) error {
+			if blind.Load() {
+				return errors.New("no connection")
+			}
+			return nil
+		}
+		s.onSwap = func(rec txnstate.Record, _ txnstate.Durability) (before, after error) {
+			if rec.State == txnstate.PrepareCommit {
+				blind.Store(true)
+				return nil, errors.New("connection reset")
+			}
+			return nil, nil
+		}
+		_, err := c.End(bg, "a", txnstate.End{Producer: p, Commit: true, Client: txnstate.TV2})
+		require.Error(t, err)
+		require.Empty(t, h.outcomes())
+		blind.Store(false)
+		require.NoError(t, c.TimeOut(bg, "a", t0.Add(time.Hour)))
+		synctest.Wait()
+		require.Len(t, h.outcomes(), 1)
+		require.True(t, h.outcomes()[0].Commit)
+		require.Equal(t, txnstate.CompleteCommit, s.get("a").State)
 	})
 }
