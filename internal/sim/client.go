@@ -430,6 +430,7 @@ func (i *instance) commitOffset(ctx context.Context, t *txn, group string, parti
 		return req
 	}, func(r kmsg.Response) int16 { return r.(*kmsg.OffsetCommitResponse).Topics[0].Partitions[0].ErrorCode }, call{txn: t, off: s, stale: gone.Load})
 	gone.Store(true) // what comes late would take the group back, and may
+	i.kit.m.past(s, v == ok)
 	return v
 }
 

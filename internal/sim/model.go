@@ -23,20 +23,21 @@ type model struct {
 	stages   map[int64]*staged  // by offset: no two are equal
 	grants   map[string][]grant // by transactional id, in the order of the answers
 	holders  map[txnstate.Producer]*instance
-	fresh    map[int64]string // producer ids, and whose they are
-	slips    int64            // the last offset that was staged
-	deleted  map[string]int   // topics, and how often they were deleted
-	asked    map[string]int   // copies of InitProducerId that arrived, by transactional id
-	asking   map[string]int   // those whose answer is not known, which may yet do something
-	aborting map[string]bool  // see midway
-	gone     map[string]bool  // topics that don't come back
-	skew     time.Duration    // how much two clocks may differ
+	fresh    map[int64]string    // producer ids, and whose they are
+	slips    int64               // the last offset that was staged
+	floors   map[groupPart]int64 // see floor; negative: a late copy may have taken it back
+	deleted  map[string]int      // topics, and how often they were deleted
+	asked    map[string]int      // copies of InitProducerId that arrived, by transactional id
+	asking   map[string]int      // those whose answer is not known, which may yet do something
+	aborting map[string]bool     // see midway
+	gone     map[string]bool     // topics that don't come back
+	skew     time.Duration       // how much two clocks may differ
 }
 
 func newModel(w *world) *model {
 	return &model{
 		w: w, recs: map[string]*rec{}, stages: map[int64]*staged{}, grants: map[string][]grant{},
-		holders: map[txnstate.Producer]*instance{}, fresh: map[int64]string{}, deleted: map[string]int{}, asked: map[string]int{},
+		holders: map[txnstate.Producer]*instance{}, fresh: map[int64]string{}, floors: map[groupPart]int64{}, deleted: map[string]int{}, asked: map[string]int{},
 		asking: map[string]int{}, aborting: map[string]bool{}, gone: map[string]bool{}, skew: 7 * time.Second, // 2 s ahead or behind, and a hundredth of the time
 	}
 }
@@ -93,6 +94,7 @@ type staged struct {
 	offset    int64
 	acked     bool
 	late      bool // a copy was still at a broker when its sender had gone on
+	inside    int  // copies at brokers
 }
 
 // grant is an identity that was given to an instance.
@@ -186,11 +188,41 @@ func (m *model) arrives(c call, req kmsg.Request) {
 	}
 }
 
-// overtaken says that a plain commit was at a broker for longer than its sender waited.
-func (m *model) overtaken(s *staged) {
+// enters and leaves are told when a copy of a plain commit comes to a broker, and
+// when the broker has done with it.
+func (m *model) enters(s *staged) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s.late = true
+	s.inside++
+}
+
+func (m *model) leaves(s *staged) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s.inside--
+}
+
+// past says that the sender of a plain commit goes on. Where it was acknowledged,
+// the group has nothing older from now on; a copy that is still at a broker may yet
+// take it back, as in Kafka.
+func (m *model) past(s *staged, acked bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	k := groupPart{s.group, s.partition}
+	switch {
+	case s.inside > 0:
+		s.late = true
+		m.floors[k] = -1
+	case acked && m.floors[k] >= 0:
+		m.floors[k] = s.offset
+	}
+}
+
+// floor is the position that a group has at least, by what was acknowledged until now.
+func (m *model) floor(group string, partition int32) int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.floors[groupPart{group, partition}]
 }
 
 // refused is told of a request that came to a broker that was down.
@@ -486,10 +518,14 @@ func (m *model) shown(k tp, s seen) {
 	}
 }
 
-// fetched is told of an offset that a reader of a group was shown.
-func (m *model) fetched(group string, partition int32, offset int64) {
+// fetched is told of an offset that a reader of a group was shown, who asked when
+// floor was its floor.
+func (m *model) fetched(group string, partition int32, offset, floor int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if floor > 0 && offset < floor && m.floors[groupPart{group, partition}] >= 0 {
+		m.w.fail("I7", "group %s has offset %d of partition %d, and %d was acknowledged before that was asked", group, offset, partition, floor)
+	}
 	if offset < 0 {
 		return
 	}

@@ -103,9 +103,13 @@ func (n *network) send(ctx context.Context, from string, node int, req kmsg.Requ
 			}
 			at := time.Now()
 			n.m.arrives(c, req)
+			plain := c.off != nil && c.txn.plain
+			if plain {
+				n.m.enters(c.off)
+			}
 			resp, err := n.c.handle(node, req)
-			if c.off != nil && c.txn.plain && c.stale() {
-				n.m.overtaken(c.off)
+			if plain {
+				n.m.leaves(c.off)
 			}
 			if err == nil {
 				n.m.answered(c, node, req, resp, at)

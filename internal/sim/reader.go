@@ -202,8 +202,9 @@ func (k *clientKit) position(ctx context.Context, d *dice, g groupPart, stable b
 func (k *clientKit) watch(ctx context.Context, g groupPart) {
 	d := k.w.dice("watch %s %d", g.group, g.partition)
 	for sleep(ctx, d.between(300*time.Millisecond, 4*time.Second)) {
+		floor := k.m.floor(g.group, g.partition)
 		if off, c, err := k.position(ctx, d, g, d.chance(0.5)); err == nil && c == 0 {
-			k.m.fetched(g.group, g.partition, off)
+			k.m.fetched(g.group, g.partition, off, floor)
 		}
 	}
 }
