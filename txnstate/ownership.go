@@ -3,6 +3,7 @@ package txnstate
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -151,6 +152,32 @@ func (c *Coordinator) forget(i int, epoch int32) {
 	c.cfg.Dispatcher.Cancel(i, epoch)
 }
 
+// retake gives a decided record that was loaded a new version, so that a completion
+// which a former owner has under way is refused. It would be right; but a still later
+// owner would find the transaction complete, have nothing to deliver, and let the next
+// one begin, while markers of the owner in between are on their way. A leader that has
+// heard of neither takes them, under protocol 1, for the next transaction's (I4). What
+// is returned is the record as it is then.
+func (c *Coordinator) retake(ctx context.Context, rec Record) (Record, error) {
+	if c.cfg.Ownership == nil {
+		return rec, nil // nobody else writes
+	}
+	for rec.State.Decided() {
+		v, err := c.cfg.Store.Swap(ctx, rec, Durable)
+		if err == nil {
+			rec.Version = v
+			break
+		}
+		if !errors.Is(err, ErrConflict) && !errors.Is(err, ErrNotFound) {
+			return rec, fmt.Errorf("%q was decided and is not taken over: %w", rec.TxnID, err)
+		}
+		if rec, err = c.load(ctx, rec.TxnID); err != nil {
+			return rec, err
+		}
+	}
+	return rec, nil
+}
+
 // loadSlot loads a slot until it succeeds or the ownership ends, and calls tried
 // after the first attempt. A load that failed half-way is not used: what it did
 // not see could be a decision.
@@ -177,6 +204,7 @@ func (c *Coordinator) loadSlot(ctx context.Context, i int, epoch int32, tried fu
 
 func (c *Coordinator) tryLoad(ctx context.Context, i int, epoch int32) error {
 	var owed []*completion
+	var decided []Record
 	var fences []Producer
 	var n int64
 	for rec, err := range c.cfg.Store.Slot(ctx, i) {
@@ -197,11 +225,21 @@ func (c *Coordinator) tryLoad(ctx context.Context, i int, epoch int32) error {
 		c.setDeadline(&rec)
 		e := Resume(rec)
 		if e.Markers {
-			comp := c.under.begin(rec, epoch, true)
-			owed = append(owed, comp)
+			decided = append(decided, rec)
 		}
 		if e.Fence != NoProducer && c.cfg.Fencer != nil {
 			fences = append(fences, e.Fence)
+		}
+	}
+	for _, rec := range decided {
+		rec, err := c.retake(ctx, rec)
+		if err != nil {
+			return err
+		}
+		c.setDeadline(&rec)
+		if rec.State.Decided() {
+			comp := c.under.begin(rec, epoch, true)
+			owed = append(owed, comp)
 		}
 	}
 	if !c.slots[i].serve(epoch, n, &c.ids) {

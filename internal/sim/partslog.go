@@ -537,6 +537,9 @@ func (g gated) Delete(ctx context.Context, id string, old txnstate.Version) erro
 		return uncertain(err)
 	}
 	err := g.s.Delete(context.WithoutCancel(ctx), id, old)
+	if err == nil || errors.Is(err, txnstate.ErrUncertain) {
+		g.b.c.m.expired(id) // who has lost the slot meanwhile tells nobody
+	}
 	if e := g.hold(); e != nil {
 		return uncertain(e)
 	}
