@@ -538,7 +538,7 @@ func (s *scene) trioFaults(c *trio, d *dice) {
 			}
 			met := make(chan struct{})
 			t := &trap{op: op, in: in, after: after, do: func() {
-				if !c.w.calm.Load() {
+				if !c.w.calm.Load() && !p.dead.Load() {
 					p.pause()
 				}
 				close(met)
