@@ -174,6 +174,7 @@ func (c *Coordinator) retake(ctx context.Context, rec Record) (Record, error) {
 		if rec, err = c.load(ctx, rec.TxnID); err != nil {
 			return rec, err
 		}
+		c.setDeadline(&rec)
 	}
 	return rec, nil
 }
@@ -236,7 +237,6 @@ func (c *Coordinator) tryLoad(ctx context.Context, i int, epoch int32) error {
 		if err != nil {
 			return err
 		}
-		c.setDeadline(&rec)
 		if rec.State.Decided() {
 			comp := c.under.begin(rec, epoch, true)
 			owed = append(owed, comp)

@@ -192,10 +192,15 @@ func (c *single) handle(_ int, req kmsg.Request) (kmsg.Response, error) {
 	p.gate()
 	resp, err := p.b.Handle(p.ctx, req, "User:sim")
 	p.gate()
+	return said(p.ctx, resp, err)
+}
+
+// said is what is heard of an answer, by when the life of the broker is over or not.
+func said(life context.Context, resp kmsg.Response, err error) (kmsg.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.ctx.Err() != nil || resp == nil {
+	if life.Err() != nil || resp == nil {
 		return nil, errDead // what it wanted to say, nobody heard
 	}
 	return resp, nil

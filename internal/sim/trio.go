@@ -363,13 +363,7 @@ func (c *trio) handle(i int, req kmsg.Request) (kmsg.Response, error) {
 	if e := p.pass(); e != nil {
 		return nil, e
 	}
-	if err != nil {
-		return nil, err
-	}
-	if p.ctx.Err() != nil || resp == nil {
-		return nil, errDead // what it wanted to say, nobody heard
-	}
-	return resp, nil
+	return said(p.ctx, resp, err)
 }
 
 // heal ends faults that last. Who runs goes on as it is.
