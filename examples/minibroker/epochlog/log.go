@@ -73,14 +73,14 @@ func (l *Log) Check() error {
 	if l.deposed.Load() {
 		return ErrDeposed
 	}
-	next, err := exists(l.cfg.FS, l.cfg.log(l.epoch+1))
+	next, err := fsx.Exists(l.cfg.FS, l.cfg.log(l.epoch+1))
 	if err != nil {
 		return err
 	}
 	own := true
 	if !next {
 		// Where the next name is gone again, this one went before it.
-		if own, err = exists(l.cfg.FS, l.cfg.log(l.epoch)); err != nil {
+		if own, err = fsx.Exists(l.cfg.FS, l.cfg.log(l.epoch)); err != nil {
 			return err
 		}
 	}
@@ -89,17 +89,6 @@ func (l *Log) Check() error {
 		return ErrDeposed
 	}
 	return nil
-}
-
-func exists(fsys fsx.FS, name string) (bool, error) {
-	f, err := fsys.OpenFile(name, os.O_RDONLY, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	return true, f.Close()
 }
 
 // ReadAt fills b from a place where rounds have been acknowledged, or were found

@@ -21,7 +21,7 @@ func TestALookThatFailsTellsNothing(t *testing.T) {
 	var fail atomic.Pointer[string]
 	errLook := errors.New("no look")
 	l, _ := mustLead(t, fsx.Hook(mem, func(op fsx.Op, name string) error {
-		if f := fail.Load(); f != nil && op == fsx.OpOpenFile && strings.HasSuffix(name, *f) {
+		if f := fail.Load(); f != nil && op == fsx.OpExists && strings.HasSuffix(name, *f) {
 			return errLook
 		}
 		return nil

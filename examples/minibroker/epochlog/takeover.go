@@ -59,7 +59,7 @@ func Latest(cfg Config, known int32) (int32, error) {
 		return there[len(there)-1], nil
 	}
 	for {
-		next, err := exists(cfg.FS, cfg.log(known+1))
+		next, err := fsx.Exists(cfg.FS, cfg.log(known+1))
 		if err != nil || !next {
 			return known, err
 		}
