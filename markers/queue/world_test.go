@@ -75,8 +75,9 @@ type proc struct {
 	wg     sync.WaitGroup
 
 	mu    sync.Mutex
-	meets bool // it is the one that meets the fault
-	ops   int
+	meets bool          // it is the one that meets the fault
+	ops   int           // begun
+	ended int           // they overlap, so the k-th to end need not be the last begun
 	at    string        // the operation at which it has
 	hit   chan struct{} // closed then
 	held  chan struct{} // while not nil, the process is stopped until it closes
@@ -147,7 +148,9 @@ func (p *proc) before(op fsx.Op, name string) error {
 func (p *proc) after(op fsx.Op, name string, err error) error {
 	f := p.w.fault
 	p.mu.Lock()
-	now := p.meets && p.ops-1 == f.k && p.at == "" && (f.kind == failAfter || f.kind == stopAfter)
+	n := p.ended
+	p.ended++
+	now := p.meets && n == f.k && p.at == "" && (f.kind == failAfter || f.kind == stopAfter)
 	if now {
 		p.meet(op, name)
 	}
