@@ -3,6 +3,7 @@ package txnstate
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 )
@@ -231,6 +232,27 @@ func (c *Coordinator) finish(ctx context.Context, comp *completion) {
 		case <-comp.done:
 			t.Stop()
 			return
+		case <-ctx.Done():
+			t.Stop()
+			return
+		}
+	}
+}
+
+// lookAgain sees to ids whose Later writes the store has dropped: that was a
+// completion, and the transaction is decided once more.
+func (c *Coordinator) lookAgain(ctx context.Context, ids []string) {
+	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		ids = slices.DeleteFunc(ids, func(id string) bool {
+			err := c.TimeOut(ctx, id, c.cfg.Now()) // a decided transaction is carried out
+			return !errors.Is(err, ErrCoordinatorNotAvailable) && !errors.Is(err, ErrCoordinatorLoading)
+		})
+		if len(ids) == 0 {
+			return
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
 		case <-ctx.Done():
 			t.Stop()
 			return

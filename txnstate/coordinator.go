@@ -115,6 +115,7 @@ func (c *Coordinator) flushUntil(ctx context.Context) {
 		<-ctx.Done()
 		return
 	}
+	dropper, _ := c.cfg.Store.(Dropper)
 	flush := func(ctx context.Context) {
 		if !c.dirty.Swap(false) {
 			return
@@ -130,6 +131,12 @@ func (c *Coordinator) flushUntil(ctx context.Context) {
 		select {
 		case <-tick.C:
 			flush(ctx)
+			if dropper == nil {
+				continue
+			}
+			if ids := dropper.Dropped(); len(ids) > 0 {
+				c.life.spawn(func(ctx context.Context) { c.lookAgain(ctx, ids) })
+			}
 		case <-ctx.Done():
 			c.life.stop()
 			flush(context.WithoutCancel(ctx))

@@ -232,6 +232,14 @@ func (c *Coordinator) tryLoad(ctx context.Context, i int, epoch int32) error {
 			fences = append(fences, e.Fence)
 		}
 	}
+	if len(decided) > 0 && c.check != nil {
+		// Who was deposed meanwhile leaves the records as the next owner has them.
+		if err := c.ask(ctx, i, decided[0].TxnID, epoch); errors.Is(err, ErrNotCoordinator) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
 	for _, rec := range decided {
 		rec, err := c.retake(ctx, rec)
 		if err != nil {

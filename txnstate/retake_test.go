@@ -17,6 +17,20 @@ type asked struct {
 	still *atomic.Bool
 }
 
+func newAsked() asked {
+	a := asked{notices{acquired: make(chan func(yes, no func(int, int32)))}, new(atomic.Bool)}
+	a.still.Store(true)
+	return a
+}
+
+// or is a where it is to be asked, and otherwise what can't be.
+func (a asked) or(asks bool) txnstate.Ownership {
+	if asks {
+		return a
+	}
+	return a.notices
+}
+
 func (a asked) Still(context.Context, int, int32) (bool, error) { return a.still.Load(), nil }
 
 // heldCompletion is a store whose completions wait.
@@ -39,12 +53,7 @@ func TestWhoTakesADecisionOverCompletesIt_I4(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScriptStore(prepared("a", txnstate.Producer{ID: 7}, tp0))
 		slot := txnstate.Slot("a")
-		own := func() asked {
-			a := asked{notices{acquired: make(chan func(yes, no func(int, int32)))}, new(atomic.Bool)}
-			a.still.Store(true)
-			return a
-		}
-		former, next := own(), own()
+		former, next := newAsked(), newAsked()
 		held1, held2 := &held{}, &held{}
 		gate := make(chan struct{})
 		start(t, txnstate.Config{Store: heldCompletion{s, gate}, Dispatcher: held1, Ownership: former})

@@ -25,7 +25,7 @@ const (
 // processes that share the store too: of several Swaps from one version exactly
 // one succeeds, whatever the timing, and also where its caller was stopped in
 // the middle and woke up later. (What a Later write of another process has
-// done may be missing until it is durable.) Calls for different ids do not wait
+// done may be missing until it is durable; see Dropper.) Calls for different ids do not wait
 // for one another beyond sharing a sync.
 //
 // A record passed in stays the caller's; a record returned is the caller's to
@@ -66,6 +66,18 @@ type Store interface {
 // store without it leaves them until the next Durable write of their slot.
 type Flusher interface {
 	Flush(ctx context.Context) error
+}
+
+// Dropper is an ability that a Store must have which gives a Later write up where
+// another process changes the id first: it tells. Whoever changes an id that is not
+// its own has been deposed and does not know it, and what it has put back, a decided
+// transaction say, would rest until somebody asks for the id. The coordinator looks
+// again at what is told (I12).
+type Dropper interface {
+	// Dropped is the ids whose Later writes were given up since the last call, each
+	// once, in any order. Where the store is a Flusher, a Flush finds out at the
+	// latest.
+	Dropped() []string
 }
 
 // LaterNow is an optional ability of a Store: a Later write that waits for

@@ -409,6 +409,7 @@ var (
 	_ txnstate.LaterNow = gated{}
 	_ txnstate.Starter  = gated{}
 	_ txnstate.Flusher  = gated{}
+	_ txnstate.Dropper  = gated{}
 )
 
 func uncertain(err error) error { return errors.Join(txnstate.ErrUncertain, err) }
@@ -531,6 +532,9 @@ func (g gated) Flush(ctx context.Context) error {
 	}
 	return g.s.Flush(context.WithoutCancel(ctx))
 }
+
+// Dropped is txnstate.Dropper's.
+func (g gated) Dropped() []string { return g.s.Dropped() }
 
 func (g gated) Delete(ctx context.Context, id string, old txnstate.Version) error {
 	if err := g.hold(); err != nil {

@@ -65,7 +65,7 @@
 //
 // Later writes are kept in memory on top of what the file has, and go into the next
 // generation that this process makes in the slot, or that Flush or Close does.
-// Where another process changes the id first, they are dropped.
+// Where another process changes the id first, they are dropped, and Dropped tells.
 //
 // # What it costs
 //

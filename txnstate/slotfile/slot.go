@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -43,6 +44,8 @@ type slot struct {
 	claims []claimed
 	// overlay holds Later writes that are in no file yet.
 	overlay map[string]later
+	// dropped are ids whose Later write another process overtook, until Dropped.
+	dropped map[string]struct{}
 	// inflight names the ids that the batch under way wants to change: a Later
 	// write of one of them has to wait for the outcome.
 	inflight map[string]bool
@@ -82,7 +85,7 @@ type later struct {
 func newSlot(s *Store, n int, d slotDir) *slot {
 	return &slot{
 		store: s, n: n, dir: d, copy: filepath.Join(s.root, fmt.Sprintf("slot-%d.json", n)),
-		overlay: map[string]later{},
+		overlay: map[string]later{}, dropped: map[string]struct{}{},
 	}
 }
 
@@ -357,12 +360,16 @@ func (s *slot) replace(c *content) bool {
 		return false
 	}
 	for id, l := range s.overlay {
-		base, ok := s.survives(id, l, c)
-		if !ok {
-			delete(s.overlay, id)
+		base, what := s.survives(id, l, c)
+		switch what {
+		case stands:
+			s.overlay[id] = later{l.e, base}
 			continue
+		case overtaken:
+			s.dropped[id] = struct{}{}
+		case settled:
 		}
-		s.overlay[id] = later{l.e, base}
+		delete(s.overlay, id)
 	}
 	if len(s.overlay) == 0 {
 		s.overlay = map[string]later{} // a map does not shrink
@@ -375,10 +382,18 @@ func (s *slot) replace(c *content) bool {
 	return true
 }
 
-// survives says whether a Later write still stands on top of c, and on which
-// version. It does not where c has it, or where another write of the id came
-// first. The mutex is held.
-func (s *slot) survives(id string, l later, c *content) (base txnstate.Version, ok bool) {
+// fate is what became of a Later write.
+type fate uint8
+
+const (
+	stands    fate = iota
+	settled        // a generation has it
+	overtaken      // another write of the id came first, or that can't be ruled out
+)
+
+// survives says what a Later write is on top of c, and where it still stands on
+// which version. The mutex is held.
+func (s *slot) survives(id string, l later, c *content) (base txnstate.Version, what fate) {
 	base = l.base
 	for _, p := range s.claims {
 		v, has := p.consumed[id]
@@ -387,14 +402,18 @@ func (s *slot) survives(id string, l later, c *content) (base txnstate.Version, 
 		}
 		landed, known := c.descends(p.gen, p.nonce)
 		switch {
-		case !known, landed && v == l.e.version:
-			return 0, false
+		case !known:
+			return 0, overtaken
+		case landed && v == l.e.version:
+			return 0, settled
 		case landed:
 			base = v // it was written since, on top of the one that landed
 		}
 	}
-	e := c.find(id)
-	return base, versionOf(e) == base && (e == nil || e.bad == nil)
+	if e := c.find(id); versionOf(e) != base || e != nil && e.bad != nil {
+		return 0, overtaken
+	}
+	return base, stands
 }
 
 // report tells of entries that can't be read, once each.
@@ -468,6 +487,18 @@ func (s *slot) owes() (writes, copies bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.overlay) > 0, s.copyDue || s.working
+}
+
+// takeDropped is Store.Dropped for one slot, appended to ids.
+func (s *slot) takeDropped(ids []string) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.dropped) == 0 {
+		return ids
+	}
+	ids = slices.AppendSeq(ids, maps.Keys(s.dropped))
+	s.dropped = map[string]struct{}{} // a map does not shrink
+	return ids
 }
 
 func (s *slot) close() {

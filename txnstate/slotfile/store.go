@@ -55,6 +55,7 @@ type Store struct {
 var (
 	_ txnstate.Store   = (*Store)(nil)
 	_ txnstate.Flusher = (*Store)(nil)
+	_ txnstate.Dropper = (*Store)(nil)
 )
 
 // laterVersions is where the versions of Later writes begin. Those of Durable
@@ -222,6 +223,15 @@ func (s *Store) Flush(ctx context.Context) error {
 		return unsure(err)
 	}
 	return s.flush(ctx, false)
+}
+
+// Dropped implements txnstate.Dropper.
+func (s *Store) Dropped() []string {
+	var ids []string
+	for _, l := range s.slots {
+		ids = l.takeDropped(ids)
+	}
+	return ids
 }
 
 func (s *Store) flush(ctx context.Context, closing bool) error {

@@ -419,7 +419,7 @@ func (s *slot) plan(base *content, trusted, canClaim bool, batch []*op) *content
 	})
 	top := map[string]later{} // the Later writes that stand on top of base
 	for id, l := range s.overlay {
-		if b, ok := s.survives(id, l, base); ok {
+		if b, what := s.survives(id, l, base); what == stands {
 			top[id] = later{l.e, b}
 		}
 	}

@@ -109,6 +109,7 @@ func (w *lateWrite) make(ctx context.Context) {
 var (
 	_ txnstate.Store   = (*Faulty)(nil)
 	_ txnstate.Flusher = (*Faulty)(nil)
+	_ txnstate.Dropper = (*Faulty)(nil)
 )
 
 // NewFaulty wraps s. fate is asked once for each call, one call at a time; it
@@ -291,6 +292,14 @@ func (f *Faulty) Slot(ctx context.Context, slot int) iter.Seq2[txnstate.Record, 
 			yield(txnstate.Record{}, err)
 		}
 	}
+}
+
+// Dropped implements txnstate.Dropper, where the store below does.
+func (f *Faulty) Dropped() []string {
+	if d, ok := f.store.(txnstate.Dropper); ok {
+		return d.Dropped()
+	}
+	return nil
 }
 
 // Flush implements txnstate.Flusher.

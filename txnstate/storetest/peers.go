@@ -3,6 +3,7 @@ package storetest
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/kafkatxn/kafkatxn/txnstate"
@@ -138,6 +139,9 @@ var peerCases = []testCase{
 			b := h.Peer(t, a)
 			first := sample("id", 0)
 			first.Version = mustSwap(t, a, first, txnstate.Durable)
+			settled := sample(idsOf(txnstate.Slot("id"), 1, "settled")[0], 0)
+			settled.Version = mustSwap(t, a, settled, txnstate.Durable)
+			mustSwap(t, a, settled, txnstate.Later)
 			later := at(sample("id", 1), first.Version)
 			later.Version = mustSwap(t, a, later, txnstate.Later)
 			now := mustLoad(t, b, "id")
@@ -151,6 +155,17 @@ var peerCases = []testCase{
 			if f, ok := a.(txnstate.Flusher); ok {
 				if err := f.Flush(t.Context()); err != nil {
 					t.Errorf("Flush = %v", err)
+				}
+			}
+			d, ok := a.(txnstate.Dropper)
+			if gone := now.Version == first.Version; gone && !ok {
+				t.Error("a Later write was given up, and the store is no txnstate.Dropper: a completion that goes like that leaves its transaction decided for ever")
+			} else if ok {
+				if ids := d.Dropped(); gone != slices.Equal(ids, []string{"id"}) || !gone && len(ids) > 0 {
+					t.Errorf("Dropped() = %q, and that the Later write was given up is %t", ids, gone)
+				}
+				if ids := d.Dropped(); len(ids) > 0 {
+					t.Errorf("Dropped() = %q once more", ids)
 				}
 			}
 			// Whatever a has kept must not come back with its next write.

@@ -35,6 +35,7 @@ type handle struct {
 	cache   map[string]txnstate.Record
 	syncs   int
 	stalled map[string]*stalled
+	dropped map[string]bool
 	all     sync.Mutex // only for flawOneLock
 }
 
@@ -81,12 +82,15 @@ const (
 	flawLazyFlush     flaw = "Flush does nothing"
 	flawStaleCache    flaw = "Load believes its cache"
 	flawComesBack     flaw = "a Later write that was overtaken comes back"
+	flawDropsSilently flaw = "nobody is told of a Later write that was overtaken"
+	flawTellsTwice    flaw = "Dropped says the same again"
+	flawTellsSettled  flaw = "Dropped names what was not given up"
 	flawBlindNow      flaw = "SwapNow does not compare versions"
 	flawBoastfulNow   flaw = "SwapNow says that it has done what it has not"
 )
 
 func newHandle(d *disk) *handle {
-	return &handle{d: d, overlay: map[string]pending{}, cache: map[string]txnstate.Record{}, stalled: map[string]*stalled{}}
+	return &handle{d: d, overlay: map[string]pending{}, cache: map[string]txnstate.Record{}, stalled: map[string]*stalled{}, dropped: map[string]bool{}}
 }
 
 func (d *disk) has(f flaw) bool { return d.flaws[f] }
@@ -109,9 +113,26 @@ func (h *handle) lookup(id string) (txnstate.Record, bool) {
 		if p.base == stored.Version || h.d.has(flawComesBack) {
 			return p.rec, true
 		}
-		delete(h.overlay, id)
+		h.drop(id)
 	}
 	return stored, ok
+}
+
+func (h *handle) drop(id string) {
+	delete(h.overlay, id)
+	h.dropped[id] = true
+}
+
+func (h *handle) Dropped() []string {
+	defer h.lock()()
+	if h.d.has(flawDropsSilently) {
+		return nil
+	}
+	ids := slices.Collect(maps.Keys(h.dropped))
+	if !h.d.has(flawTellsTwice) {
+		clear(h.dropped)
+	}
+	return ids
 }
 
 func (h *handle) lock() (unlock func()) {
@@ -261,8 +282,13 @@ func (h *handle) merge(id string) {
 		}
 		if p.base == h.d.records[other].Version || h.d.has(flawComesBack) {
 			h.d.records[other] = p.rec
+			delete(h.overlay, other)
+			if h.d.has(flawTellsSettled) {
+				h.dropped[other] = true
+			}
+		} else {
+			h.drop(other)
 		}
-		delete(h.overlay, other)
 	}
 }
 
@@ -550,6 +576,9 @@ func TestTheSuiteCatchesWrongStores(t *testing.T) {
 		{flawTornOrder, []string{"what a crash takes of Later writes is the end of their order"}, nil},
 		{flawLazyFlush, []string{"flushed Later writes survive a crash"}, nil},
 		{flawStaleCache, []string{finePeersCase}, append([]string{"a version that another handle has replaced is a conflict", overtakenCase, "handles that write different ids of one slot lose nothing"}, races...)},
+		{flawDropsSilently, []string{overtakenCase}, nil},
+		{flawTellsTwice, []string{overtakenCase}, nil},
+		{flawTellsSettled, []string{overtakenCase}, nil},
 		{flawComesBack, []string{overtakenCase}, []string{versionsCase, laterCase, "a deleted record is gone and can be made anew", "what was deleted stays deleted after reopening"}},
 	} {
 		t.Run(string(w.flaw), func(t *testing.T) {
