@@ -1,8 +1,11 @@
 package onesync
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -103,6 +106,151 @@ func TestAWriteDuringACheckpointIsKept(t *testing.T) {
 	})
 }
 
+// A removal that needs room made while a checkpoint is under way waits for it.
+func TestCheckpointsComeOneAfterTheOther(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		fsys := disk(t, 0)
+		held := make(chan struct{})
+		var hold atomic.Bool
+		f := open(t, fsx.Hook(fsys, func(op fsx.Op, name string) error {
+			if op == fsx.OpSync && strings.HasSuffix(name, "/x") && hold.Load() {
+				<-held
+			}
+			return nil
+		}), worldRoot)
+		x, y := synced(t, f, "root/x"), synced(t, f, "root/y")
+		hold.Store(true)
+		for generation := f.log.header.generation; f.log.header.generation == generation; synctest.Wait() {
+			_, err := y.WriteAt(make([]byte, 300), 2)
+			require.NoError(t, err)
+			require.NoError(t, y.Sync())
+		}
+		removed := make(chan error, 1)
+		go func() { removed <- f.Remove("root/y") }()
+		synctest.Wait()
+		require.Empty(t, removed)
+		hold.Store(false)
+		close(held)
+		require.NoError(t, <-removed)
+		require.NoError(t, errors.Join(x.Close(), y.Close(), f.Close()))
+	})
+}
+
+// Where the power fails while a file of the log is begun anew, the other one is what
+// counts, or the new one is whole.
+func TestALossOfPowerWhileTheLogTurns(t *testing.T) {
+	t.Parallel()
+	for k := 0; ; k++ {
+		fsys := disk(t, 0)
+		f := open(t, fsys, worldRoot)
+		file, other := synced(t, f, "root/x"), synced(t, f, "root/y")
+		log := f.log
+		acked := 0
+		write := func(file fsx.File, b byte) error {
+			_, err := file.WriteAt(bytes.Repeat([]byte{b}, 300), 0)
+			return errors.Join(err, file.Sync())
+		}
+		for log.header.generation < 3 {
+			require.NoError(t, write(file, '0'))
+			require.NoError(t, write(other, '0'))
+			log.work.Wait()
+		}
+		for log.pos+600 < log.size {
+			require.NoError(t, write(file, '0'))
+		}
+		fsys.CrashAt(fsys.Ops() + k)
+		for i := 1; i < 4 && write(file, byte('0'+i)) == nil; i++ {
+			acked = i
+		}
+		_, crashed := fsys.Crashed()
+		log.work.Wait()
+		for image := range uint64(40) {
+			after := fsys.Image(image)
+			require.NoError(t, open(t, after, worldRoot).Close(), "operation %d, image %d", k, image)
+			got := content(t, after, "root/x")
+			for i := 1; i < 300; i++ {
+				require.GreaterOrEqual(t, got[i], byte('0'+acked), "operation %d, image %d", k, image)
+			}
+			require.Equal(t, strings.Repeat("0", 300), content(t, after, "root/y"))
+		}
+		if !crashed {
+			require.Greater(t, k, 8)
+			return
+		}
+	}
+}
+
+// What is void costs no sync when another name changes, and what was large once is not
+// kept in memory.
+func TestWhatIsVoidCostsNothing(t *testing.T) {
+	t.Parallel()
+	fsys := disk(t, 0)
+	f, err := Open(Config{FS: fsys, Root: worldRoot})
+	require.NoError(t, err)
+	x, y := synced(t, f, "root/x"), synced(t, f, "root/y")
+	_, err = x.WriteAt(make([]byte, 200<<10), 2)
+	require.NoError(t, errors.Join(err, x.Sync()))
+	require.LessOrEqual(t, cap(f.log.spare), 64<<10)
+	require.LessOrEqual(t, cap(x.(*file).node.written), 64<<10)
+	require.NoError(t, f.Remove("root/x"))
+	before := fsys.Syncs()
+	require.NoError(t, f.Remove("root/y"))
+	require.Equal(t, before, fsys.Syncs())
+	require.NoError(t, errors.Join(x.Close(), y.Close()))
+	require.Empty(t, f.nodes)
+	require.NoError(t, f.Close())
+}
+
+// Writes of one file, of every kind and in any order: after each Sync that succeeds the
+// disk has what the process reads, whatever of it is in the log.
+func TestTheLogNeverBringsBackOlderBytes(t *testing.T) {
+	t.Parallel()
+	rand := rand.New(rand.NewPCG(1, 2))
+	for range 400 {
+		fsys := disk(t, 0)
+		f := open(t, fsys, worldRoot)
+		file := synced(t, f, "root/x")
+		reader, err := f.OpenFile("root/x", os.O_RDONLY, 0)
+		require.NoError(t, err)
+		var story []string
+		for step := range 14 {
+			p := bytes.Repeat([]byte{byte('a' + step)}, 3)
+			off := int64(rand.IntN(5) * 2)
+			var err error
+			sync := func() error { return nil }
+			kind := rand.IntN(12)
+			story = append(story, fmt.Sprint(kind, "@", off))
+			switch kind {
+			case 0, 1, 2, 3:
+				_, err = file.WriteAt(p, off)
+			case 4:
+				_, err = file.WriteAt(bytes.Repeat(p, 200), off)
+			case 5:
+				_, err = file.Write(p)
+			case 6:
+				err = file.Truncate(off + 1)
+			case 7: // in part
+				fsys.Full(2)
+				_, _ = file.WriteAt(bytes.Repeat(p, 50), off)
+				fsys.Full(-1)
+			case 8:
+				sync = reader.Sync
+			default:
+				sync = file.Sync
+			}
+			require.NoError(t, err)
+			if kind >= 8 {
+				require.NoError(t, sync())
+				after := fsys.Image(0)
+				require.NoError(t, open(t, after, worldRoot).Close())
+				require.Equal(t, content(t, fsys, "root/x"), content(t, after, "root/x"), story)
+			}
+		}
+		require.NoError(t, errors.Join(file.Close(), reader.Close(), f.Close()))
+	}
+}
+
 // After a sync of a file itself that failed no later one of the file succeeds, by
 // whatever handle. Where the log has something of the file, no sync of any file does:
 // nobody can tell any more whether it got to where it belongs.
@@ -149,6 +297,7 @@ func TestBytesThatLookLikeAFrameAreNone(t *testing.T) {
 	fsys := disk(t, 0)
 	f := open(t, fsys, worldRoot)
 	x := synced(t, f, "root/x")
+	require.NotZero(t, f.log.header.salt, "nobody can know it")
 	forged := append(make([]byte, frameHeader), appendVoid(nil, 1<<40)...)
 	sealFrame(forged, f.log.header.salt+1, 1<<40)
 	_, err := x.WriteAt(append(forged, make([]byte, 40)...), 2)
