@@ -181,6 +181,23 @@ func TestALossOfPowerWhileTheLogTurns(t *testing.T) {
 	}
 }
 
+// A file that can't be brought up to date keeps the directory from being opened.
+func TestWhatCantBeBroughtBackIsNotLeftOut(t *testing.T) {
+	t.Parallel()
+	for _, op := range []fsx.Op{fsx.OpOpenFile, fsx.OpWriteAt, fsx.OpSync} {
+		fsys := written(t)
+		_, err := Open(Config{FS: fsx.Hook(fsys, func(now fsx.Op, name string) error {
+			if now == op && strings.HasSuffix(name, "/x") {
+				return os.ErrPermission
+			}
+			return nil
+		}), Root: worldRoot, FileBytes: minFileBytes})
+		require.ErrorIs(t, err, os.ErrPermission)
+		require.NoError(t, open(t, fsys, worldRoot).Close())
+		require.Equal(t, "abccdd", content(t, fsys, "root/a/x"))
+	}
+}
+
 // What is void costs no sync when another name changes, and what was large once is not
 // kept in memory.
 func TestWhatIsVoidCostsNothing(t *testing.T) {
@@ -207,40 +224,40 @@ func TestWhatIsVoidCostsNothing(t *testing.T) {
 func TestTheLogNeverBringsBackOlderBytes(t *testing.T) {
 	t.Parallel()
 	rand := rand.New(rand.NewPCG(1, 2))
-	for range 400 {
+	for range 200 {
 		fsys := disk(t, 0)
 		f := open(t, fsys, worldRoot)
 		file := synced(t, f, "root/x")
 		reader, err := f.OpenFile("root/x", os.O_RDONLY, 0)
 		require.NoError(t, err)
 		var story []string
-		for step := range 14 {
-			p := bytes.Repeat([]byte{byte('a' + step)}, 3)
+		for step := range 30 {
+			p := bytes.Repeat([]byte{byte('A' + step)}, 3)
 			off := int64(rand.IntN(5) * 2)
 			var err error
 			sync := func() error { return nil }
-			kind := rand.IntN(12)
+			kind := rand.IntN(20)
 			story = append(story, fmt.Sprint(kind, "@", off))
 			switch kind {
-			case 0, 1, 2, 3:
-				_, err = file.WriteAt(p, off)
-			case 4:
-				_, err = file.WriteAt(bytes.Repeat(p, 200), off)
-			case 5:
+			case 0:
 				_, err = file.Write(p)
-			case 6:
+			case 1:
 				err = file.Truncate(off + 1)
-			case 7: // in part
+			case 2, 3, 4: // more than the log takes at once
+				_, err = file.WriteAt(bytes.Repeat(p, 1500), off)
+			case 5: // in part
 				fsys.Full(2)
 				_, _ = file.WriteAt(bytes.Repeat(p, 50), off)
 				fsys.Full(-1)
-			case 8:
+			case 6:
 				sync = reader.Sync
-			default:
+			case 7, 8, 9, 10, 11:
 				sync = file.Sync
+			default:
+				_, err = file.WriteAt(p, off)
 			}
 			require.NoError(t, err)
-			if kind >= 8 {
+			if kind >= 6 && kind < 12 {
 				require.NoError(t, sync())
 				after := fsys.Image(0)
 				require.NoError(t, open(t, after, worldRoot).Close())
@@ -248,6 +265,11 @@ func TestTheLogNeverBringsBackOlderBytes(t *testing.T) {
 			}
 		}
 		require.NoError(t, errors.Join(file.Close(), reader.Close(), f.Close()))
+		for _, name := range logNames {
+			if ok, _ := fsx.Exists(fsys, "root/"+name); ok {
+				require.LessOrEqual(t, len(content(t, fsys, "root/"+name)), minFileBytes)
+			}
+		}
 	}
 }
 
