@@ -151,6 +151,26 @@ func TestTheEntryStaysUntilABatchIsIn(t *testing.T) {
 	}
 }
 
+// An entry lives for ExpireAfter from the first question: asking again does not keep
+// it alive, so that no answer is believed for longer (I7).
+func TestAskingAgainDoesNotProlongAnAnswer(t *testing.T) {
+	h := newHost(t)
+	h.p = fence.NewPartition(fence.Config{ExpireAfter: time.Hour})
+	b := batch(7, 0, 0, 1)
+	g := h.verify(b, fence.ModeDefault)
+	for range 3 {
+		h.now += hour / 4
+		if again := h.verify(b, fence.ModeDefault); again != g {
+			t.Fatal("a question within the hour gave another token")
+		}
+	}
+	h.now += hour / 4
+	h.want("an answer of an hour ago", h.append(b, g), invalidState)
+	if again := h.verify(b, fence.ModeDefault); again == g {
+		t.Error("the entry is still there after an hour")
+	}
+}
+
 // The lowest sequence binds every batch of the producer id (KAFKA-14561, and as
 // recorded).
 func TestTheLowestSequenceAskedAbout(t *testing.T) {

@@ -85,6 +85,24 @@ func TestEndWaitsForTheParticipantsAsLongAsConfigured(t *testing.T) {
 	}
 }
 
+// A caller whose time is up while the participants are being told gets the answer
+// all the same: the transaction is decided, and under TV2 the identity to go on with
+// is known.
+func TestTheEndOfACallersTimeDoesNotTakeItsAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &held{}
+		c := start(t, txnstate.Config{Store: newScriptStore(), Dispatcher: h, EndWait: txnstate.AnswerWhenApplied})
+		p := initID(t, c, "a")
+		require.NoError(t, add(c, "a", p, txnstate.TV2, tp0))
+		ctx, cancel := context.WithTimeout(bg, time.Second)
+		defer cancel()
+		got, err := c.End(ctx, "a", txnstate.End{Producer: p, Commit: true, Client: txnstate.TV2})
+		require.NoError(t, err)
+		require.Equal(t, txnstate.Producer{ID: p.ID, Epoch: p.Epoch + 1}, got)
+		h.outcomes()[0].applied([]txnstate.Participant{tp0})
+	})
+}
+
 // The store says "perhaps" in each of the ways it can, at each write of a
 // transaction. Whatever it did, the caller is never told a success that is not
 // stored, and the id gets on (I11, F01).

@@ -187,7 +187,6 @@ func TestF32_InitProducerIDShapes(t *testing.T) {
 func TestInitProducerIDGates(t *testing.T) {
 	h := newHost(t, func(w *wire.Config, _ *txnstate.Config) { w.TwoPhaseCommit = true })
 	h.denyAll(t, wire.TransactionalIDResource, "mine-not", wire.OpWrite)
-	h.denyAll(t, wire.TransactionalIDResource, "one-phase", wire.OpTwoPhaseCommit)
 	init := func(id *string, v int16, twoPhase bool) int16 {
 		if v < 6 {
 			req := kmsg.NewPtrInitProducerIDRequest()
@@ -199,8 +198,16 @@ func TestInitProducerIDGates(t *testing.T) {
 	}
 	str := kmsg.StringPtr
 	wantCodes(t, "no WRITE", []int16{init(str("mine-not"), 4, false), init(str("mine-not"), 6, true)}, 53, 53)
-	wantCodes(t, "no TWO_PHASE_COMMIT", []int16{init(str("one-phase"), 6, true)}, 53)
 	wantCodes(t, "two-phase commit is off in the coordinator", []int16{init(str("x"), 6, true)}, 53)
+	off := h
+	h = newHost(t, func(w *wire.Config, c *txnstate.Config) { w.TwoPhaseCommit, c.TwoPhaseCommit = true, true })
+	for _, op := range []wire.Operation{wire.OpWrite, wire.OpDescribe} { // a rule of any kind ends what is allowed by default
+		if err := h.acls.Add(rule(wire.TransactionalIDResource, "one-phase", wire.AnyUser, op, wire.AllowPermission)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantCodes(t, "no TWO_PHASE_COMMIT", []int16{init(str("one-phase"), 6, true), init(str("one-phase"), 6, false), init(str("x"), 6, true)}, 53, 0, 0)
+	h = off
 	wantCodes(t, "one phase in v6", []int16{init(str("x"), 6, false)}, 0)
 	wantCodes(t, "no id, allowed by default", []int16{init(nil, 5, false)}, 0)
 	// KIP-679: IDEMPOTENT_WRITE, or WRITE on any topic.

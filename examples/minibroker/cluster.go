@@ -40,6 +40,7 @@ type cluster struct {
 	b       *Broker
 	logger  *slog.Logger
 	lock    io.Closer
+	store   io.Closer
 	lease   *lease.Lease
 	changes *changes
 	offsets *sharedOffsets
@@ -130,6 +131,7 @@ func (b *Broker) openCluster() (err error) {
 	if err != nil {
 		return err
 	}
+	c.store = store
 	ids, err := pidalloc.New(pidalloc.Config{Dir: cfg.Dir, Broker: cfg.NodeID, FS: cfg.FS})
 	if err != nil {
 		return err
@@ -304,6 +306,9 @@ func (c *cluster) close() {
 	c.closeLogs()
 	if c.offsets != nil {
 		c.offsets.close()
+	}
+	if c.store != nil {
+		_ = c.store.Close() // everything is durable by now, or was never promised
 	}
 	if c.lock != nil {
 		_ = c.lock.Close()

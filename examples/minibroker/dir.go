@@ -183,7 +183,11 @@ func (d *dir) transactions(cfg Config) (store txnstate.Store, ids txnstate.Produ
 			d.closers = append(d.closers, j)
 		}
 	default:
-		store, err = slotfile.Open(slotfile.Config{Dir: cfg.Dir, FS: cfg.FS, Logger: cfg.Logger})
+		var f *slotfile.Store
+		if f, err = slotfile.Open(slotfile.Config{Dir: cfg.Dir, FS: cfg.FS, Logger: cfg.Logger}); err == nil {
+			store = f
+			d.closers = append(d.closers, f)
+		}
 	}
 	if err != nil {
 		return nil, nil, err

@@ -89,6 +89,47 @@ func stopped(t *testing.T, store StoreKind, seed uint64) {
 	require.NoError(t, stop())
 }
 
+// When Run has returned the directory is somebody else's: nothing is written, read or
+// removed there any more. A broker that is started there, or who restores a backup,
+// would be met by what belongs to the broker before.
+func TestAStoppedBrokerLeavesItsDirectoryAlone(t *testing.T) {
+	for name, cfg := range map[string]Config{
+		"journal": {Store: Journal}, "slotfile": {Store: SlotFile},
+		"cluster": {Cluster: map[int32]string{0: "broker:9092"}},
+	} {
+		// The latest write is one that was waited for, and one that was not.
+		for _, transactions := range []int64{0, 3} {
+			t.Run(fmt.Sprintf("%s, %d transactions", name, transactions), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var over atomic.Bool
+					cfg.Dir, cfg.Topics, cfg.Lease = "data", map[string]int32{"t": 2}, time.Second
+					cfg.FS = fsx.Hook(fsx.Mem(), func(op fsx.Op, name string) error {
+						if over.Load() {
+							t.Errorf("%s of %q after the end", op, name)
+						}
+						return nil
+					})
+					b, stop, err := Start(t.Context(), cfg)
+					require.NoError(t, err)
+					s := &session{t: t, b: b, id: "tx", seq: map[string]int32{}}
+					var ended atomic.Int64
+					for n := 0; n < 3; time.Sleep(time.Millisecond) {
+						if s.turn(false, &ended) { // a cluster may not be so far
+							n++
+						}
+					}
+					for held := false; ended.Load() < transactions; time.Sleep(time.Millisecond) {
+						held = s.turn(held, &ended)
+					}
+					require.NoError(t, stop())
+					over.Store(true)
+					time.Sleep(time.Hour)
+				})
+			})
+		}
+	}
+}
+
 // turn takes a session a step on, and reports whether it has an identity. A broker
 // that is stopping may answer anything, but no success that it does not mean.
 func (s *session) turn(held bool, answered *atomic.Int64) bool {
