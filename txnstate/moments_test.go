@@ -2,7 +2,6 @@ package txnstate_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -25,8 +24,8 @@ import (
 type moments struct {
 	mem *memstore.Store
 	notices
-	auto, asks bool
-	c          *txnstate.Coordinator
+	auto bool
+	c    *txnstate.Coordinator
 
 	mu      sync.Mutex
 	armed   bool
@@ -479,13 +478,8 @@ func (m *moments) judge(t *testing.T, observe bool) {
 
 	// Two ids are allowed: this one, and another.
 	other := func(id string) error {
-		for {
-			p, err := c.Init(bg, id, txnstate.Init{Expected: txnstate.NoProducer, TimeoutMs: 60_000})
-			if err == nil && p.ID < 0 {
-				return errors.New("no identity")
-			}
-			return err
-		}
+		_, err := c.Init(bg, id, txnstate.Init{Expected: txnstate.NoProducer, TimeoutMs: 60_000})
+		return err
 	}
 	_, u := sameSlot()
 	v := u
