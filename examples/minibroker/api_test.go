@@ -268,7 +268,7 @@ func TestAFetchWaits(t *testing.T) {
 }
 
 func TestListOffsets(t *testing.T) {
-	b := start(t, Config{Topics: map[string]int32{"t": 1, "empty": 1}})
+	b := start(t, Config{Topics: map[string]int32{"t": 1, "empty": 1, "open": 1}})
 	require.Zero(t, produce(t, b, "t", plain(3, 10)).BaseOffset) // timestamps 1000, 1001, 1002
 	later := plain(2, 10)
 	refused(t, nil, produce(t, b, "t", later).ErrorCode)
@@ -286,7 +286,11 @@ func TestListOffsets(t *testing.T) {
 	x.Topic = "t"
 	x.Partitions = append(x.Partitions, kmsg.ProduceRequestTopicPartition{Records: recordBatch(p, 0, 1, 1, true)})
 	r.Topics = append(r.Topics, x)
-	refused(t, nil, ask[*kmsg.ProduceResponse](t, b, r, 12).Topics[0].Partitions[0].ErrorCode)
+	x.Topic = "open"
+	r.Topics = append(r.Topics, x)
+	for _, x := range ask[*kmsg.ProduceResponse](t, b, r, 12).Topics {
+		refused(t, nil, x.Partitions[0].ErrorCode)
+	}
 
 	list := func(topic string, at int64, committed int8) kmsg.ListOffsetsResponseTopicPartition {
 		r := kmsg.NewPtrListOffsetsRequest()
@@ -307,6 +311,8 @@ func TestListOffsets(t *testing.T) {
 	}{
 		{"t", -1, 0, 6, -1}, {"t", -1, 1, 5, -1}, {"t", -2, 0, 0, -1}, {"t", -4, 0, 0, -1}, {"t", -5, 0, -1, -1},
 		{"t", -3, 0, 2, 1002}, {"t", 0, 0, 0, 1000}, {"t", 1001, 0, 1, 1001}, {"t", 1002, 0, 2, 1002}, {"t", 1003, 0, -1, -1},
+		// What is found has to be below the last stable offset too (Partition.fetchOffsetForTimestamp).
+		{"open", 0, 0, 0, 1000}, {"open", 0, 1, -1, -1}, {"open", -3, 0, 0, 1000}, {"open", -3, 1, -1, -1}, {"t", -3, 1, 2, 1002},
 		{"empty", -1, 0, 0, -1}, {"empty", -3, 0, -1, -1}, {"empty", 5, 0, -1, -1},
 		{"__consumer_offsets", -1, 0, 0, -1}, {"__consumer_offsets", -3, 0, -1, -1},
 	} {
@@ -389,6 +395,9 @@ func TestAccessRules(t *testing.T) {
 	refused(t, nil, deny(kmsg.ACLResourceTypeTopic, "t", kmsg.ACLOperationRead))
 	refused(t, kerr.InvalidRequest, deny(kmsg.ACLResourceTypeTopic, "", kmsg.ACLOperationRead))
 	refused(t, kerr.TopicAuthorizationFailed, ask[*kmsg.FetchResponse](t, b, fetchRequest("t", 0, 0), 11).Topics[0].Partitions[0].ErrorCode)
+	byID := fetchRequest("t", 0, 0)
+	byID.Topics[0].TopicID = b.topics.get("t").id
+	refused(t, kerr.TopicAuthorizationFailed, ask[*kmsg.FetchResponse](t, b, byID, 13).Topics[0].Partitions[0].ErrorCode)
 	refused(t, nil, deny(kmsg.ACLResourceTypeTopic, "t", kmsg.ACLOperationAll))
 	for _, x := range ask[*kmsg.MetadataResponse](t, b, kmsg.NewPtrMetadataRequest(), 12).Topics {
 		require.NotEqual(t, "t", *x.Topic, "a topic that may not be described is not listed")

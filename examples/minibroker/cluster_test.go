@@ -790,6 +790,8 @@ func TestAFencedProducerIsFencedAtEveryLeader(t *testing.T) {
 		for part := range int32(3) {
 			p.send("t", part, 1)
 		}
+		group := tr.keyOn(0, tr.nodes[3], "g")
+		p.stage(group, "t", 0, 5)
 		release := c.HoldMarkers()
 		req := kmsg.NewPtrInitProducerIDRequest()
 		req.TransactionalID, req.TransactionTimeoutMillis, req.ProducerID, req.ProducerEpoch = &p.id, 60_000, -1, -1
@@ -804,6 +806,18 @@ func TestAFencedProducerIsFencedAtEveryLeader(t *testing.T) {
 		tr.nodes[3].kill()
 		tr.until(func() int16 {
 			code := at(tr.leads("t", part), func(n *node) int16 { return p.batchTo(n, "t", part, 1) })
+			if code == kerr.InvalidProducerEpoch.Code {
+				return 0
+			}
+			require.NotZero(t, code)
+			return code
+		})
+		// So does who takes its offsets over.
+		tr.untilAt(0, group, func(n *node) int16 {
+			req := kmsg.NewPtrTxnOffsetCommitRequest()
+			req.TransactionalID, req.Group, req.ProducerID, req.ProducerEpoch, req.Generation = p.id, group, p.at.ID, p.at.Epoch, -1
+			req.Topics = []kmsg.TxnOffsetCommitRequestTopic{{Topic: "t", Partitions: []kmsg.TxnOffsetCommitRequestTopicPartition{{Offset: 6, LeaderEpoch: -1}}}}
+			code := as[*kmsg.TxnOffsetCommitResponse](tr, n, req, 5).Topics[0].Partitions[0].ErrorCode
 			if code == kerr.InvalidProducerEpoch.Code {
 				return 0
 			}

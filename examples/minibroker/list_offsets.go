@@ -81,7 +81,11 @@ func (l *partitionLog) lookUp(timestamp int64, committed bool) (timedOffset, err
 	case timestamp == atEarliest, timestamp == atEarliestLocal:
 		return timedOffset{timestamp: -1}, nil
 	case timestamp == atMaxTimestamp:
-		return l.newest(at.high)
+		o, err := l.newest(at.high)
+		if o.offset >= end {
+			o = noOffset // another one is not looked for
+		}
+		return o, err
 	case timestamp == atLatestTiered:
 		return noOffset, nil
 	case timestamp < 0:

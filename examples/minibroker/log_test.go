@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"github.com/kafkatxn/kafkatxn/examples/minibroker/segment"
 	"github.com/kafkatxn/kafkatxn/fence"
@@ -351,4 +352,53 @@ func BenchmarkAppend(b *testing.B) {
 			})
 		})
 	}
+}
+
+// What is above the high watermark is not stable, whatever it is: a reader is shown
+// what is durable, and no more (KAFKA-5488).
+func TestNothingAboveTheHighWatermarkIsStable_I1(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var held atomic.Bool
+		goOn := make(chan struct{})
+		l := diskLog(t, fsx.Hook(fsx.Mem(), func(op fsx.Op, _ string) error {
+			if held.Load() && op == fsx.OpSync {
+				<-goOn
+			}
+			return nil
+		}))
+		held.Store(true)
+		p := txnstate.Producer{ID: 7, Epoch: 1}
+		var work sync.WaitGroup
+		add := func(f func() error) {
+			work.Go(func() { require.NoError(t, f()) })
+			synctest.Wait()
+		}
+		want := func(high, stable int64) {
+			t.Helper()
+			synctest.Wait()
+			at, err := l.ends()
+			require.NoError(t, err)
+			require.Equal(t, ends{high, stable}, at)
+			for _, committed := range []bool{false, true} {
+				s, err := l.selectFrom(0, 1<<20, true, committed)
+				require.NoError(t, err)
+				for _, b := range s.batches {
+					require.Less(t, b.last, high)
+				}
+			}
+		}
+		add(func() error { return l.append(plain(1, 10)) })                            // 0
+		add(func() error { return l.append(recordBatch(p, 0, 1, 10, true)) })          // 1
+		add(func() error { return l.mark(markers.Marker{Producer: p, Commit: true}) }) // 2
+		want(0, 0)
+		goOn <- struct{}{}
+		want(1, 1)
+		add(func() error { return l.append(plain(1, 10)) }) // 3
+		goOn <- struct{}{}
+		want(3, 3)
+		close(goOn)
+		work.Wait()
+		want(4, 4)
+		l.close()
+	})
 }

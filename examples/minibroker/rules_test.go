@@ -195,6 +195,35 @@ func TestATakeoverWaitsForWhatHasArrived_F14(t *testing.T) {
 		end()
 		time.Sleep(c.patience())
 		require.NotNil(t, led())
+
+		// The same of what groups have.
+		o := c.offsets
+		group := int32(0)
+		for c.coordinator(group) != n.cfg.NodeID {
+			group++
+		}
+		served := func() *offsetsPart {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			if x := o.parts[group]; x.served && x.log != nil {
+				return &x
+			}
+			return nil
+		}
+		lost := func() {
+			x := served()
+			require.NotNil(t, x)
+			require.Error(t, o.failed(group, x.log, kafkaErrorf(kerr.NotCoordinator, "for a test")))
+		}
+		lost()
+		time.Sleep(5 * c.patience())
+		end = c.arrived()
+		lost()
+		time.Sleep(5 * c.patience())
+		require.Nil(t, served(), "a marker has arrived")
+		end()
+		time.Sleep(c.patience())
+		require.NotNil(t, served())
 	})
 }
 
