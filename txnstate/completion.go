@@ -218,7 +218,9 @@ func (c *Coordinator) finish(ctx context.Context, comp *completion) {
 	o := comp.outcome
 	ev := Applied{Producer: o.Producer, TxnSeq: o.TxnSeq, Participants: o.Participants}
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		_, err := c.work(ctx, ctx, o.TxnID, ev, time.Time{})
+		// Only under its own epoch: one that the slot came back at has the markers
+		// on their way once more, and completes the transaction itself (I4).
+		_, err := c.workUnder(ctx, ctx, o.TxnID, ev, time.Time{}, o.CoordinatorEpoch)
 		if err == nil || errors.Is(err, ErrNotCoordinator) {
 			return
 		}

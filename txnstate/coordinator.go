@@ -229,9 +229,20 @@ func (c *Coordinator) notRunning(id string) error {
 // work takes the id's turn, applies the event and performs what follows. run
 // lasts as long as Run; ctx only limits the waiting for the turn.
 func (c *Coordinator) work(run, ctx context.Context, id string, ev Event, at time.Time) (result, error) {
+	return c.workUnder(run, ctx, id, ev, at, anyEpoch)
+}
+
+// anyEpoch is no coordinator epoch.
+const anyEpoch int32 = -1
+
+// workUnder is work under one coordinator epoch, and NOT_COORDINATOR under another.
+func (c *Coordinator) workUnder(run, ctx context.Context, id string, ev Event, at time.Time, under int32) (result, error) {
 	h := hash32(id)
 	for {
 		epoch, err := c.ownedAt(h, id)
+		if err == nil && under != anyEpoch && epoch != under {
+			err = CodeNotCoordinator.Errorf(id, "slot %d was lost, and is owned again at epoch %d", Slot(id), epoch)
+		}
 		if err != nil {
 			return result{}, err
 		}
