@@ -176,3 +176,48 @@ func TestASenderThatWakesUpTooLateTriesAgain(t *testing.T) {
 		require.Contains(t, b.log.String(), "gone without an acknowledgement")
 	})
 }
+
+// An entry that is answered takes no room from others, however long its sender leaves
+// it where it is.
+func TestAnsweredEntriesKeepNobodyWaiting_I12(t *testing.T) {
+	in(t, func(t *testing.T) {
+		b := newBench(t, fsx.Mem(), func(_ *queue.SinkConfig, rc *queue.ReceiverConfig) {
+			rc.Entries = 1
+			rc.AbandonAfter = time.Hour
+		})
+		b.leave(mark(7, 1, true, part(0)))
+		time.Sleep(time.Second)
+		require.Len(t, b.files(".ack"), 1)
+		require.Len(t, b.files(".entry"), 1)
+		other := newProcess(t, b.disk).sink(t, queue.SinkConfig{Dir: "shared", Self: 10})
+		require.Equal(t, applied(1), other.WriteMarkers(withTimeout(t, time.Minute), 1, []markers.Delivery{mark(8, 1, true, part(1))}))
+	})
+}
+
+// The answer to an entry that the next process has not come to yet stays beside it.
+func TestAnAnswerWaitsForItsEntryToBeLookedAt(t *testing.T) {
+	in(t, func(t *testing.T) {
+		b := newBench(t, fsx.Mem(), func(sc *queue.SinkConfig, _ *queue.ReceiverConfig) { sc.Poll = time.Minute })
+		done := make(chan []markers.Result, 2)
+		go func() { done <- b.send(mark(7, 1, true, part(0))) }()
+		time.Sleep(10 * time.Second)
+		require.Len(t, b.files(".ack"), 1)
+		b.receiver.kill()
+		h := markerstest.NewHang()
+		b.c.Script(part(1), h.Before())
+		earlier := newProcess(t, b.disk).sink(t, queue.SinkConfig{Dir: "shared", Self: 8}) // by name
+		go func() {
+			done <- earlier.WriteMarkers(t.Context(), 1, []markers.Delivery{mark(8, 1, true, part(1))})
+		}()
+		time.Sleep(time.Second)
+		next := newProcess(t, b.disk)
+		next.receiver(t, queue.ReceiverConfig{Dir: "shared", Self: 1, Apply: b.c.Broker(1), Entries: 1})
+		<-h.Reached
+		time.Sleep(10 * time.Second)
+		require.Len(t, b.files(".ack"), 1)
+		h.Release()
+		require.Equal(t, applied(1), <-done)
+		require.Equal(t, applied(1), <-done)
+		require.Len(t, b.c.Log(part(0)), 1)
+	})
+}
