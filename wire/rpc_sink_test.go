@@ -598,3 +598,55 @@ func TestRequestsThatWereGivenUpHoldUpNobody(t *testing.T) {
 		}
 	})
 }
+
+// A request that is not sent after all keeps no place from others: here, since the
+// broker serves no version of it.
+func TestARequestThatIsNotSentKeepsNoPlace_I12(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newSinkBench(t, [2]int16{90, 91}, nil)
+		begun := time.Now()
+		for range 100 {
+			wantResults(t, "too new", b.WriteMarkers(t.Context(), 1, []markers.Delivery{to(7, 1, true, a(0))}), markers.Retry)
+		}
+		if d := time.Since(begun); d > 0 {
+			t.Errorf("they waited for %v", d)
+		}
+	})
+}
+
+// A connection is not idle while somebody waits for an answer.
+func TestAConnectionThatIsWaitedForIsNotIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newSinkBench(t, [2]int16{1, 2}, func(c *wire.RPCSinkConfig) {
+			c.Patience = time.Hour
+			c.Peers.IdleAfter = time.Second
+		})
+		b.hangs("a/0", true)
+		done := make(chan []markers.Result, 1)
+		go func() { done <- b.WriteMarkers(t.Context(), 1, []markers.Delivery{to(7, 1, true, a(0))}) }()
+		time.Sleep(10 * time.Second)
+		if len(done) > 0 || b.net.dialled("one:9092") != 1 {
+			t.Error("its connection was closed")
+		}
+		b.end()
+		<-done
+	})
+}
+
+// A dial that hangs gives its place back in the end.
+func TestADialThatHangsKeepsNoPlace_I12(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newSinkBench(t, [2]int16{1, 2}, nil)
+		b.net.hang = true
+		one := []markers.Delivery{to(7, 1, true, a(0))}
+		for range 50 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			wantResults(t, "hangs", b.WriteMarkers(ctx, 1, one), markers.Retry)
+			cancel()
+		}
+		synctest.Wait()
+		b.net.hang = false
+		time.Sleep(time.Minute)
+		wantResults(t, "no more", b.WriteMarkers(t.Context(), 1, one), markers.Applied)
+	})
+}
