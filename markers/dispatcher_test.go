@@ -196,6 +196,31 @@ func TestOnlyWhatIsNotConfirmedIsSentAgainAndItsLeaderIsLookedUpAnew_F10_F12_W6(
 	})
 }
 
+// W6: whatever the answer was, the leader of the attempt before is not the leader of
+// the next.
+func TestTheLeaderIsLookedUpForEveryAttempt_W6(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, s := &applied{}, &sink{}
+		var leader atomic.Int32
+		leader.Store(1)
+		answers := []markers.Result{markers.Retry, markers.Moved, markers.Retry, markers.Retry, markers.Applied}
+		var want []string
+		s.answer = func(context.Context, markers.Target, markers.Delivery) markers.Result {
+			return answers[leader.Add(1)-2]
+		}
+		for n := range answers {
+			want = append(want, fmt.Sprintf("%d a t/0", n+1))
+		}
+		d := runDispatcher(t, markers.Config{Sink: s, Leaders: markers.LeaderFunc(func(txnstate.Participant) (markers.Target, markers.Standing) {
+			return markers.Target(leader.Load()), markers.Known
+		})})
+		d.Dispatch(outcome("a", 0, part("t", 0)), a.of("a"))
+		time.Sleep(time.Minute)
+		require.Equal(t, want, s.all())
+		require.Equal(t, 1, a.n())
+	})
+}
+
 func TestUnknownIsNeverGone_F38(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, a := &sink{}, &applied{}

@@ -190,6 +190,11 @@ func TestStillOpen(t *testing.T) {
 		}
 	}
 	check("open", true, txnstate.Partition("a", 0), txnstate.Group("g"))
+	// It is asked because the partition knows a newer epoch than the marker's (F13).
+	now := p
+	p.epoch--
+	check("open under a newer epoch", true, txnstate.Partition("a", 0), txnstate.Group("g"))
+	p = now
 	check("elsewhere", false, txnstate.Partition("a", 1), txnstate.Group("other"))
 	if r := do[*kmsg.EndTxnResponse](t, h, endRequest(5, "tx", p, true)); r.ErrorCode != 0 {
 		t.Fatal(r.ErrorCode)

@@ -242,10 +242,16 @@ func TestDuplicateWaitsForTheFirst(t *testing.T) {
 			t.Error("an answer before the batch is durable")
 		}
 		close(l.sync)
+		stamps := map[int64]bool{}
 		for range 2 {
-			if part := (<-answers).Topics[0].Partitions[0]; part.ErrorCode != 0 || part.BaseOffset != 0 {
+			part := (<-answers).Topics[0].Partitions[0]
+			if part.ErrorCode != 0 || part.BaseOffset != 0 {
 				t.Errorf("%+v", part)
 			}
+			stamps[part.LogAppendTime] = true
+		}
+		if !stamps[-1] || !stamps[1] {
+			t.Errorf("times %v: the repeat tells that of the first", stamps)
 		}
 		if l.end != 2 {
 			t.Errorf("%d records: appended twice", l.end)

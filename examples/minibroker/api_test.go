@@ -205,8 +205,10 @@ func TestFetch(t *testing.T) {
 		}
 	}
 	refused(t, kerr.UnknownTopicID, part(fetch(13, func(r *kmsg.FetchRequest) { r.Topics[0].TopicID = [16]byte{9} })).ErrorCode)
-	session := fetch(11, func(r *kmsg.FetchRequest) { r.SessionID, r.SessionEpoch = 5, 2 })
-	refused(t, kerr.FetchSessionIDNotFound, session.ErrorCode)
+	for _, epoch := range []int32{1, 2} {
+		session := fetch(11, func(r *kmsg.FetchRequest) { r.SessionID, r.SessionEpoch = 5, epoch })
+		refused(t, kerr.FetchSessionIDNotFound, session.ErrorCode)
+	}
 	require.Zero(t, fetch(11, func(r *kmsg.FetchRequest) { r.SessionEpoch = 0 }).SessionID)
 
 	// Bytes are limited over all partitions, and somebody gets something.

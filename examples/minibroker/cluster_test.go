@@ -2,6 +2,7 @@ package minibroker
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -829,6 +830,48 @@ func TestAFencedProducerIsFencedAtEveryLeader(t *testing.T) {
 		require.Greater(t, next.at.Epoch, p.at.Epoch)
 		for part := range int32(3) {
 			require.Equal(t, int64(2), tr.settled("t", part))
+		}
+	})
+}
+
+// Who has heard of a leader, and of its epoch, from any broker is served by it; who
+// knows the one before is sent to look again, by its records and by its answers
+// (KIP-320).
+func TestTheLeadersEpochIsTheSameEverywhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tr := newTrio(t, Config{})
+		require.Zero(t, tr.create(tr.nodes[1], "t", 3))
+		part := tr.partitionOn(tr.nodes[3], "t")
+		p := tr.producer(tr.keyOn(1, tr.nodes[2], "x"))
+		told := func() (epoch int32) {
+			for _, x := range tr.metadata(tr.nodes[1], "t").Topics[0].Partitions {
+				if x.Partition == part {
+					epoch = x.LeaderEpoch
+				}
+			}
+			return epoch
+		}
+		for n := range int64(2) {
+			p.send("t", part, 1)
+			epoch, leader := told(), tr.leads("t", part)
+			ask := func(known int32) kmsg.FetchResponseTopicPartition {
+				req := kmsg.NewPtrFetchRequest()
+				req.MaxBytes = 1 << 20
+				x := kmsg.NewFetchRequestTopicPartition()
+				x.Partition, x.FetchOffset, x.PartitionMaxBytes, x.CurrentLeaderEpoch = part, n, 1<<20, known
+				req.Topics = []kmsg.FetchRequestTopic{{Topic: "t", Partitions: []kmsg.FetchRequestTopicPartition{x}}}
+				return as[*kmsg.FetchResponse](tr, leader, req, 12).Topics[0].Partitions[0]
+			}
+			got := ask(epoch)
+			require.Zero(t, got.ErrorCode)
+			require.Equal(t, epoch, int32(binary.BigEndian.Uint32(got.RecordBatches[12:])), "of the record")
+			if n > 0 {
+				require.Equal(t, kerr.FencedLeaderEpoch.Code, ask(epoch-1).ErrorCode)
+			}
+			require.Equal(t, kerr.UnknownLeaderEpoch.Code, ask(epoch+1).ErrorCode)
+			if n == 0 {
+				leader.kill()
+			}
 		}
 	})
 }

@@ -467,3 +467,26 @@ func TestAWaitingMemberWhoseClientLeaves(t *testing.T) {
 	require.EqualValues(t, 3, h.join(h.request("g", leader)).get(t).Generation)
 	refused(t, nil, h.heartbeat("g", other, 3))
 }
+
+// Offsets are kept for as long as their group has members, and a week longer, however
+// long ago they were committed (KIP-211).
+func TestOffsetsOutliveTheirGroupForAWeek(t *testing.T) {
+	h := newGroupHost(t, Config{Topics: map[string]int32{"t": 1}})
+	commit := kmsg.NewPtrOffsetCommitRequest()
+	commit.Group, commit.Generation = "g", -1
+	commit.Topics = []kmsg.OffsetCommitRequestTopic{{Topic: "t", Partitions: []kmsg.OffsetCommitRequestTopicPartition{{Offset: 7, LeaderEpoch: -1}}}}
+	refused(t, nil, ask[*kmsg.OffsetCommitResponse](t, h.b, commit, 8).Topics[0].Partitions[0].ErrorCode)
+	position := func() int64 {
+		r := kmsg.NewPtrOffsetFetchRequest()
+		r.Group, r.Topics = "g", []kmsg.OffsetFetchRequestTopic{{Topic: "t", Partitions: []int32{0}}}
+		return ask[*kmsg.OffsetFetchResponse](t, h.b, r, 5).Topics[0].Partitions[0].Offset
+	}
+	h.joined("g").get(t)
+	for _, day := range []struct {
+		after time.Duration
+		want  int64
+	}{{8, 7}, {6, 7}, {2, -1}} {
+		require.NoError(t, h.b.Advance(ctxFor(t), day.after*24*time.Hour))
+		require.Equal(t, day.want, position(), "%d days later", day.after)
+	}
+}

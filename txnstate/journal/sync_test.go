@@ -195,6 +195,37 @@ func TestAWriteThatWasBegunIsDoneWithItsSync(t *testing.T) {
 	})
 }
 
+// A write that waits behind one that fails is not told to be done: it is in no file
+// yet, and where the process ends before the repair it never will be (I1, I11).
+func TestWhatWaitsBehindAFailedWriteIsNotDone_I1(t *testing.T) {
+	inBubble(t, func(t *testing.T, fsys *crashfs.FS, s *journal.Store) {
+		begun := idle("begun")
+		var err error
+		begun.Version, err = s.Swap(t.Context(), begun, txnstate.Durable)
+		require.NoError(t, err)
+		release := fsys.HoldSyncs()
+		fsys.FailSync(0)
+		first := beside(func() error { _, err := s.Swap(t.Context(), idle("first"), txnstate.Durable); return err })
+		synctest.Wait()
+		second := beside(func() error { _, err := s.Swap(t.Context(), idle("second"), txnstate.Durable); return err })
+		begun.State = txnstate.Ongoing
+		_, p, ok := s.SwapStart(begun)
+		require.True(t, ok)
+		synctest.Wait()
+		flush := beside(func() error { return s.Flush(t.Context()) })
+		synctest.Wait()
+		release()
+		synctest.Wait()
+		for _, a := range []*answer{first, second, flush} {
+			done, err := a.get()
+			require.True(t, done)
+			require.ErrorIs(t, err, txnstate.ErrUncertain)
+		}
+		<-p.Done()
+		require.ErrorIs(t, p.Err(), txnstate.ErrUncertain)
+	})
+}
+
 // A caller that goes is told that nobody knows. Its write goes on, and no Load
 // answers without it from then on.
 func TestACallerThatStopsWaitingIsUnsure(t *testing.T) {
