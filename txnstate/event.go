@@ -31,7 +31,7 @@ type Init struct {
 // AddPartitionsToTxn, AddOffsetsToTxn, and the implicit add of TV2.
 type Add struct {
 	Producer     Producer
-	Participants []Participant
+	Participants []Participant // not to be changed after the call, whose work may go on
 	Client       TransactionVersion
 	// Limit is how many participants a transaction may have; 0 is no limit.
 	Limit int
