@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"slices"
@@ -190,4 +191,33 @@ func TestWhereARequestFindsItsPlace_F12(t *testing.T) {
 		}
 		p.work.Wait()
 	}
+}
+
+// A broker that takes a connection and says nothing costs its place until DialTimeout.
+func TestABrokerThatSaysNothingIsGivenUp_I12(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPeers(PeerConfig{DialTimeout: 5 * time.Second, Dial: func(context.Context, string) (net.Conn, error) {
+			here, there := net.Pipe()
+			go func() { _, _ = io.Copy(io.Discard, there) }()
+			return here, nil
+		}}, slog.New(slog.DiscardHandler))
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- p.run(ctx) }()
+		synctest.Wait()
+		begun := time.Now()
+		_, err := p.ask(t.Context(), "one:9092", 27, func(int16, int16) (kmsg.Request, error) { return nil, errors.New("not asked") })
+		if d := time.Since(begun); err == nil || d != 5*time.Second {
+			t.Errorf("%v after %v", err, d)
+		}
+		p.mu.Lock()
+		if n := p.nodes["one:9092"]; len(n.conns) != 0 || n.failures != 1 {
+			t.Errorf("%d connections, %d failures", len(n.conns), n.failures)
+		}
+		p.mu.Unlock()
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -650,3 +650,18 @@ func TestADialThatHangsKeepsNoPlace_I12(t *testing.T) {
 		wantResults(t, "no more", b.WriteMarkers(t.Context(), 1, one), markers.Applied)
 	})
 }
+
+// A request that was answered does not end its connection later.
+func TestAnAnsweredRequestLeavesItsConnectionAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newSinkBench(t, [2]int16{1, 2}, nil)
+		one := []markers.Delivery{to(7, 1, true, a(0))}
+		for range 5 {
+			wantResults(t, "now and then", b.WriteMarkers(t.Context(), 1, one), markers.Applied)
+			time.Sleep(40 * time.Second) // longer than a request may take
+		}
+		if n := b.net.dialled("one:9092"); n != 1 {
+			t.Errorf("dialled %d times", n)
+		}
+	})
+}
