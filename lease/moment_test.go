@@ -13,6 +13,7 @@ import (
 
 	"github.com/kafkatxn/kafkatxn/internal/fsx"
 	"github.com/kafkatxn/kafkatxn/lease"
+	"github.com/kafkatxn/kafkatxn/txnstate"
 )
 
 // What follows happens at one moment of an operation that takes its time.
@@ -344,5 +345,36 @@ func TestAListingOutOfDateEndsNoOwnership(t *testing.T) {
 		require.Len(t, a.holds(), 50)
 		require.Len(t, a.told(), 50, "nothing was lost")
 		c.disk = disk
+	})
+}
+
+// A heartbeat counts from when its writing began: others may have seen it then, and
+// wait no longer.
+func TestAHeartbeatCountsFromTheBeginningOfItsWrite(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c := newCluster(t, fsx.Mem(), 1)
+		n := c.start(1)
+		pass(10 * ttl)
+		require.Len(t, n.holds(), txnstate.Slots)
+		var began time.Time
+		n.set(func(n *node) {
+			n.filter = func(_ fsx.Op, name string) error {
+				if !strings.Contains(name, ".broker-1.") {
+					return nil
+				}
+				if began.IsZero() {
+					began = time.Now()
+					time.Sleep(3 * ttl / 4)
+					return nil
+				}
+				if time.Since(began) > 3*ttl/4 {
+					return errVolume
+				}
+				return nil
+			}
+		})
+		pass(ttl/6 + ttl + ttl/6)
+		require.Empty(t, n.holds())
+		c.end()
 	})
 }
