@@ -48,12 +48,17 @@ func TestWhatASinkTakesAtOnceIsDoneWhereItIsDispatched(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := &immediate{sink: &sink{}, now: tc.now}
+				returned := make(chan struct{})
+				s := &immediate{sink: &sink{answer: func(context.Context, markers.Target, markers.Delivery) markers.Result {
+					<-returned
+					return markers.Applied
+				}}, now: tc.now}
 				d := runDispatcher(t, markers.Config{Sink: s})
 				synctest.Wait()
 				var a applied
 				d.Dispatch(outcome("a", 0, ps...), a.of("a"))
 				require.Equal(t, len(ps)-len(tc.queue), a.n(), "when Dispatch returns")
+				close(returned)
 				synctest.Wait()
 				require.Equal(t, all, a.all())
 				require.Equal(t, []string{"1 a 1/0", "1 a 1/1", "2 a 2/0"}, s.taken)
