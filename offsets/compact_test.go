@@ -149,7 +149,7 @@ func TestALargeSnapshotComesInPieces(t *testing.T) {
 		s.apply(entry{kind: kindCommit, number: 2*i + 1, group: fmt.Sprint("g", i%3), items: []item{
 			{key: TopicPartition{"in", int32(i)}, value: value{offset: i}},
 		}})
-		e := entry{kind: kindStage, number: 2*i + 2, producer: pr(i%4000, 1), group: fmt.Sprint("g", i%3), items: []item{
+		e := entry{kind: kindStage, number: 2*i + 2, producer: pr(i%10_000, 1), group: fmt.Sprint("g", i%3), items: []item{
 			{key: TopicPartition{"in", int32(i)}, value: value{offset: i}},
 		}}
 		s.admit(e)
