@@ -132,7 +132,8 @@ func (r *Reaper) Run(ctx context.Context, c Coordinator) error {
 // Reap works off all that is due at a time: transactions open for longer than
 // their timeout, ids unused for longer than their expiry. It returns when it is
 // done or ctx is, with the number of ids it looked at. What fails is tried again
-// one interval later.
+// one interval later, and so is an id that has not answered within half a minute:
+// it must not keep the others.
 func (r *Reaper) Reap(ctx context.Context, c Coordinator, now time.Time) int {
 	g := errgroup.Group{}
 	g.SetLimit(r.cfg.Parallel)
@@ -149,6 +150,8 @@ func (r *Reaper) Reap(ctx context.Context, c Coordinator, now time.Time) int {
 			if e.open {
 				act = c.TimeOut
 			}
+			ctx, cancel := context.WithTimeout(ctx, patience)
+			defer cancel()
 			err := act(ctx, e.id, now)
 			switch {
 			case err == nil:
@@ -164,6 +167,9 @@ func (r *Reaper) Reap(ctx context.Context, c Coordinator, now time.Time) int {
 	_ = g.Wait() // the functions return nil
 	return n
 }
+
+// patience is how long an id is waited for.
+const patience = 30 * time.Second
 
 // due takes out of the index what is due, and moves what has a later deadline to
 // its place. The bound is strict for open transactions, as Kafka's scan is.

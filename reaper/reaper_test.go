@@ -190,6 +190,45 @@ type hung struct{}
 func (hung) TimeOut(ctx context.Context, _ string, _ time.Time) error { <-ctx.Done(); return ctx.Err() }
 func (hung) Expire(ctx context.Context, _ string, _ time.Time) error  { <-ctx.Done(); return ctx.Err() }
 
+// hangs is a coordinator that one id hangs at.
+type hangs struct{ desk }
+
+func (h *hangs) TimeOut(ctx context.Context, id string, now time.Time) error {
+	err := h.desk.TimeOut(ctx, id, now)
+	if id == "hangs" {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return err
+}
+
+// An id that does not answer keeps no other, and is asked again.
+func TestAnIdThatHangsKeepsNoOther_I12(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := reaper.New(reaper.Config{Every: 10 * time.Second})
+		ctx, cancel := context.WithCancel(t.Context())
+		h, done := &hangs{}, make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = r.Run(ctx, h)
+		}()
+		r.Set("hangs", time.Now().UnixMilli(), true)
+		time.Sleep(15 * time.Second)
+		r.Set("other", time.Now().UnixMilli(), true)
+		time.Sleep(2 * time.Minute)
+		require.Contains(t, h.asked(), "time out other")
+		n := 0
+		for _, what := range h.asked() {
+			if what == "time out hangs" {
+				n++
+			}
+		}
+		require.Greater(t, n, 1)
+		cancel()
+		<-done
+	})
+}
+
 func TestALookEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := reaper.New(reaper.Config{})

@@ -3,9 +3,10 @@ package txnstate
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // completion is a decided transaction whose participants are being told. It
@@ -66,6 +67,12 @@ func (cs *completions) get(h uint32, id string) *completion {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.m[id]
+}
+
+// has reports whether the completion of a decided record is under way at an epoch.
+func (cs *completions) has(h uint32, rec *Record, epoch int32) bool {
+	c := cs.get(h, rec.TxnID)
+	return c != nil && c.outcome.TxnSeq == rec.TxnSeq && c.outcome.Producer == rec.Producer && c.outcome.CoordinatorEpoch == epoch
 }
 
 // remove ends c. A newer completion of the id stays (KAFKA-16352).
@@ -130,6 +137,14 @@ func stillDelivering(id string) error {
 	return CodeConcurrentTransactions.Errorf(id, "the outcome of the transaction before is still on its way")
 }
 
+// takenOver reports whether a decision was taken over from another owner. Its
+// completion is not left to memory: while that owner does not know, the two would take
+// the decision from each other, and drop each other's completion, for as long as both
+// are asked.
+func (c *Coordinator) takenOver(comp *completion) bool {
+	return comp != nil && comp.outcome.Again && c.cfg.Ownership != nil
+}
+
 // heal is the completion of a decided record, which its dispatch begins where
 // nobody works on it.
 func (c *Coordinator) heal(rec Record, epoch int32) *completion {
@@ -177,7 +192,7 @@ func (c *Coordinator) applied(comp *completion, ps []Participant) {
 // nor the store, nor a hook of the host. That is the rule, and cheaper than a
 // goroutine for each transaction.
 func (c *Coordinator) finishNow(comp *completion) bool {
-	if c.now == nil || c.cfg.Observer.Transition != nil {
+	if c.now == nil || c.cfg.Observer.Transition != nil || c.takenOver(comp) {
 		return false
 	}
 	if _, ok := c.life.enter(); !ok {
@@ -203,6 +218,7 @@ func (c *Coordinator) finishNow(comp *completion) bool {
 	if !ok {
 		return false
 	}
+	c.dirty.Store(true)
 	d.Next.Version = v
 	if epoch, err := c.ownedAt(h, o.TxnID); err == nil && epoch == o.CoordinatorEpoch {
 		c.written(&result{Decision: d, from: comp.rec}, epoch)
@@ -241,15 +257,38 @@ func (c *Coordinator) finish(ctx context.Context, comp *completion) {
 	}
 }
 
-// lookAgain sees to ids whose Later writes the store has dropped: that was a
+// looks bounds how many ids lookAgain looks at beside one another, and lookTime how
+// long it waits for one of them.
+const (
+	looks    = 64
+	lookTime = 10 * time.Second
+)
+
+// lookAgain looks at ids until each has been seen as it is: its deadline is set, and a
+// decided transaction is carried out. They are those that a load found decided, or
+// could not be sure of, and those whose Later writes the store has dropped: that was a
 // completion, and the transaction is decided once more.
 func (c *Coordinator) lookAgain(ctx context.Context, ids []string) {
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		ids = slices.DeleteFunc(ids, func(id string) bool {
-			err := c.TimeOut(ctx, id, c.cfg.Now()) // a decided transaction is carried out
-			return !errors.Is(err, ErrCoordinatorNotAvailable) && !errors.Is(err, ErrCoordinatorLoading)
-		})
-		if len(ids) == 0 {
+		var mu sync.Mutex
+		var left []string
+		var g errgroup.Group
+		g.SetLimit(looks)
+		for _, id := range ids {
+			g.Go(func() error {
+				ctx, cancel := context.WithTimeout(ctx, lookTime)
+				defer cancel()
+				err := c.TimeOut(ctx, id, c.cfg.Now())
+				if errors.Is(err, ErrCoordinatorNotAvailable) || errors.Is(err, ErrCoordinatorLoading) {
+					mu.Lock()
+					left = append(left, id)
+					mu.Unlock()
+				}
+				return nil
+			})
+		}
+		_ = g.Wait() // the functions return nil
+		if ids = left; len(ids) == 0 {
 			return
 		}
 		t := time.NewTimer(wait)

@@ -108,18 +108,25 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	return err
 }
 
-// flushUntil makes Later writes durable while nothing else does.
+// flushTime is how long a flush is waited for. A store whose volume hangs for some of
+// it must not keep the rest, or the end of Run, from being seen to.
+const flushTime = 30 * time.Second
+
+// flushUntil makes Later writes durable while nothing else does, and looks after
+// those that were dropped.
 func (c *Coordinator) flushUntil(ctx context.Context) {
-	f, ok := c.cfg.Store.(Flusher)
-	if !ok {
+	f, flushes := c.cfg.Store.(Flusher)
+	dropper, drops := c.cfg.Store.(Dropper)
+	if !flushes && !drops {
 		<-ctx.Done()
 		return
 	}
-	dropper, _ := c.cfg.Store.(Dropper)
 	flush := func(ctx context.Context) {
-		if !c.dirty.Swap(false) {
+		if !flushes || !c.dirty.Swap(false) {
 			return
 		}
+		ctx, cancel := context.WithTimeout(ctx, flushTime)
+		defer cancel()
 		if err := f.Flush(ctx); err != nil {
 			c.dirty.Store(true)
 			c.cfg.Logger.Warn("flush of completed transactions failed, is tried again", "err", err)
@@ -131,7 +138,7 @@ func (c *Coordinator) flushUntil(ctx context.Context) {
 		select {
 		case <-tick.C:
 			flush(ctx)
-			if dropper == nil {
+			if !drops {
 				continue
 			}
 			if ids := dropper.Dropped(); len(ids) > 0 {
@@ -148,8 +155,15 @@ func (c *Coordinator) flushUntil(ctx context.Context) {
 // result is what work makes of one event.
 type result struct {
 	Decision
-	from Record
-	comp *completion // of a decision
+	from   Record
+	comp   *completion   // of a decision
+	unsure []uncertainty // the writes of which the store could not say
+}
+
+// uncertainty is what Observer.Uncertain is told.
+type uncertainty struct {
+	written bool
+	err     error
 }
 
 // do works one event off. The work goes on where the caller leaves.
@@ -254,6 +268,7 @@ func (c *Coordinator) workUnder(run, ctx context.Context, id string, ev Event, a
 		if errors.Is(err, ErrNeedProducerID) {
 			// Outside the id's turn: the host's allocator may take its time.
 			n, err := c.nextID(run)
+			c.tell(id, r.unsure)
 			if err != nil {
 				return result{}, CodeCoordinatorLoading.Errorf(id, "no producer id to be had: %w", err)
 			}
@@ -300,22 +315,24 @@ const storeTries = 3
 // apply is load, step and swap, in the id's turn.
 func (c *Coordinator) apply(run context.Context, h uint32, id string, ev Event, epoch int32, at time.Time) (result, error) {
 	var lost error
+	var unsure []uncertainty
 	if at.IsZero() {
 		at = c.cfg.Now()
 	}
 	for range storeTries {
 		rec, err := c.load(run, id)
 		if err != nil {
-			return result{}, err
+			return result{unsure: unsure}, err
 		}
-		r := result{from: rec}
+		r := result{from: rec, unsure: unsure}
 		write, err := c.judge(run, h, id, ev, epoch, at, &r)
 		if err != nil || !write {
 			return r, err
 		}
-		written, sure, err := c.write(run, &r.Decision)
+		written, sure, err := c.write(run, &r)
+		unsure = r.unsure
 		if err != nil {
-			return result{from: rec}, err
+			return result{from: rec, unsure: unsure}, err
 		}
 		if written && !sure && plainBump(ev, r) {
 			written = false // what is there may be another broker's, for another client
@@ -326,7 +343,7 @@ func (c *Coordinator) apply(run context.Context, h uint32, id string, ev Event, 
 		}
 		lost = CodeCoordinatorNotAvailable.Errorf(id, "the record was changed by another process, or the store did not take %s", nameOf(ev))
 	}
-	return result{}, lost
+	return result{unsure: unsure}, lost
 }
 
 // judge is what an event makes of the record r.from, up to the write; false where
@@ -346,8 +363,20 @@ func (c *Coordinator) judge(run context.Context, h uint32, id string, ev Event, 
 		return false, err
 	}
 	if rec.State.Decided() && (err != nil || r.Write == WriteNone) {
-		// Somebody waits for the completion: it is seen to here too, in case
-		// the decision was stored by a write whose answer nobody got (I11).
+		// It is seen to here: who found it, in a load, looks at it, and the decision
+		// may have been stored by a write whose answer nobody got (I11).
+		if c.cfg.Ownership != nil && !c.under.has(h, rec, epoch) {
+			now, err := c.retake(run, *rec)
+			if err != nil {
+				r.Decision = Decision{}
+				return false, err
+			}
+			same := now.Equal(*rec)
+			*rec = now
+			if !same {
+				return c.judge(run, h, id, ev, epoch, at, r)
+			}
+		}
 		r.comp = c.heal(*rec, epoch)
 	}
 	if err != nil {
@@ -358,6 +387,10 @@ func (c *Coordinator) judge(run context.Context, h uint32, id string, ev Event, 
 		if c.delivering(h, rec) {
 			r.Decision = Decision{}
 			return false, stillDelivering(id)
+		}
+	case Applied:
+		if r.Write == WriteLater && c.takenOver(c.under.get(h, id)) {
+			r.Write = WriteDurable
 		}
 	}
 	if r.Write == WriteNone {
@@ -404,6 +437,7 @@ func (c *Coordinator) stored(run context.Context, h uint32, id string, epoch int
 func (c *Coordinator) outlived(r *result, p phase, epoch int32) error {
 	if p != away {
 		c.setDeadline(&r.Next)
+		c.slots[Slot(r.Next.TxnID)].changed(r.Next.TxnID)
 		if r.Effects.Markers {
 			r.comp = c.under.begin(r.Next, epoch, false)
 		}
@@ -443,7 +477,8 @@ func plainBump(ev Event, r result) bool {
 // without an error means that it is not, and that deciding again makes sense.
 // Where the store can't say, the record is loaded again to see (I11): what is
 // there then is the same, if not for sure by this write.
-func (c *Coordinator) write(ctx context.Context, d *Decision) (written, sure bool, err error) {
+func (c *Coordinator) write(ctx context.Context, r *result) (written, sure bool, err error) {
+	d := &r.Decision
 	old := d.Next.Version
 	id := d.Next.TxnID
 	if d.Write == WriteDelete {
@@ -459,12 +494,16 @@ func (c *Coordinator) write(ctx context.Context, d *Decision) (written, sure boo
 			d.Next.Version = v
 		}
 	}
-	return c.ended(ctx, d, old, err)
+	return c.ended(ctx, r, old, err)
 }
 
 // ended is write when the store has answered. old is the version before.
-func (c *Coordinator) ended(ctx context.Context, d *Decision, old Version, err error) (written, sure bool, _ error) {
+func (c *Coordinator) ended(ctx context.Context, r *result, old Version, err error) (written, sure bool, _ error) {
+	d := &r.Decision
 	id := d.Next.TxnID
+	if d.Write == WriteLater {
+		c.dirty.Store(true) // whoever has the slot by now
+	}
 	switch {
 	case err == nil:
 		return true, true, nil
@@ -479,9 +518,7 @@ func (c *Coordinator) ended(ctx context.Context, d *Decision, old Version, err e
 	if gone {
 		lerr = nil
 	}
-	if f := c.cfg.Observer.Uncertain; f != nil {
-		f(id, done, lerr)
-	}
+	r.unsure = append(r.unsure, uncertainty{done, lerr})
 	c.cfg.Logger.Warn("the store could not say whether it wrote", "txn_id", id, "state", d.Next.State.String(), "written", done, "err", err)
 	if lerr != nil {
 		return false, false, &Error{Code: CodeCoordinatorNotAvailable, TxnID: id, Msg: "the store can't say whether it wrote", Cause: err}
@@ -505,8 +542,12 @@ func (c *Coordinator) written(r *result, epoch int32) {
 	case r.from.Version == 0:
 		c.slots[Slot(r.Next.TxnID)].count(&c.ids, +1)
 	}
-	if r.Write == WriteLater {
-		c.dirty.Store(true)
+	if r.from.State.Decided() && !r.Next.State.Decided() {
+		// In the turn: who finds the transaction decided once more, since the store
+		// had to drop this, must not take it for under way.
+		if comp := c.under.get(hash32(r.Next.TxnID), r.Next.TxnID); comp != nil && len(comp.remaining()) == 0 {
+			c.under.remove(comp)
+		}
 	}
 	c.setDeadline(&r.Next)
 	if r.Effects.Markers {
@@ -535,6 +576,7 @@ func (c *Coordinator) setDeadline(rec *Record) {
 // hooks may call back.
 func (c *Coordinator) perform(ctx context.Context, id string, ev Event, r result, err error) {
 	o := &c.cfg.Observer
+	c.tell(id, r.unsure)
 	if err != nil {
 		if o.Refused != nil {
 			o.Refused(id, nameOf(ev), err)
@@ -560,6 +602,14 @@ func (c *Coordinator) perform(ctx context.Context, id string, ev Event, r result
 	}
 	if err == nil && r.Write != WriteNone {
 		c.fence(ctx, r.Effects.Fence)
+	}
+}
+
+func (c *Coordinator) tell(id string, unsure []uncertainty) {
+	if f := c.cfg.Observer.Uncertain; f != nil {
+		for _, u := range unsure {
+			f(id, u.written, u.err)
+		}
 	}
 }
 

@@ -176,7 +176,7 @@ func (m *moments) wrote(rec txnstate.Record, v txnstate.Version) {
 
 func (m *moments) Swap(ctx context.Context, next txnstate.Record, d txnstate.Durability) (txnstate.Version, error) {
 	m.mayWrite(next)
-	if complete(next.State) == (d == txnstate.Durable) {
+	if complete(next.State) == (d == txnstate.Durable) && !m.takenOver(next.TxnSeq) {
 		m.complain("%s is written with durability %v", next, d)
 	}
 	before, after := m.moment("before Swap to " + next.State.String())
@@ -192,6 +192,20 @@ func (m *moments) Swap(ctx context.Context, next txnstate.Record, d txnstate.Dur
 		v, err = 0, after
 	}
 	return v, err
+}
+
+// takenOver reports whether a decision was stored twice: it was taken over, and its
+// completion is waited for.
+func (m *moments) takenOver(seq uint64) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := 0
+	for _, r := range m.log {
+		if r.State.Decided() && r.TxnSeq == seq {
+			n++
+		}
+	}
+	return n > 1
 }
 
 // retaken reports whether a write changes nothing but the version.

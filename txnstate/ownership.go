@@ -3,7 +3,6 @@ package txnstate
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,6 +25,10 @@ type slot struct {
 	phase phase
 	epoch int32 // coordinator epoch; -1 before the first notice
 	ids   int64 // records counted into Coordinator.ids
+	// again are ids that were changed under an ownership before while this one loads:
+	// the load may have seen them as they were.
+	again []string
+	end   context.CancelFunc // of the load under way, or the last; may be nil
 }
 
 // own begins an ownership at an epoch; false where it is no news.
@@ -39,22 +42,61 @@ func (s *slot) own(epoch int32, first bool) bool {
 	if first {
 		s.phase = starting
 	}
+	s.endLoad()
 	s.show()
 	return true
 }
 
-// serve ends the loading of an epoch; false where it is over already.
-func (s *slot) serve(epoch int32, ids int64, total *atomic.Int64) bool {
+// load is ctx until the ownership of an epoch ends, or cancel is called.
+func (s *slot) load(ctx context.Context, epoch int32) (_ context.Context, cancel context.CancelFunc) {
+	ctx, cancel = context.WithCancel(ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.epoch != epoch || s.phase == away {
+		cancel()
+	} else {
+		s.end = cancel
+	}
+	return ctx, cancel
+}
+
+// endLoad ends the load of an ownership before. mu is held.
+func (s *slot) endLoad() {
+	if s.end != nil {
+		s.end()
+	}
+	s.end, s.again = nil, nil
+}
+
+// loads reports whether the slot is being loaded under an epoch.
+func (s *slot) loads(epoch int32) bool {
+	p, now := s.state()
+	return now == epoch && (p == starting || p == loading)
+}
+
+// changed has an id looked at behind the load under way, if there is one.
+func (s *slot) changed(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.phase == starting || s.phase == loading {
+		s.again = append(s.again, id)
+	}
+}
+
+// serve ends the loading of an epoch; false where it is over already. again are ids
+// to look at now.
+func (s *slot) serve(epoch int32, ids int64, total *atomic.Int64) (again []string, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.epoch != epoch || s.phase != starting && s.phase != loading {
-		return false
+		return nil, false
 	}
 	s.phase = serving
 	s.show()
 	total.Add(ids - s.ids)
 	s.ids = ids
-	return true
+	again, s.again = s.again, nil
+	return again, true
 }
 
 // leave ends the ownership of an epoch and those before; false where a newer one
@@ -66,6 +108,7 @@ func (s *slot) leave(epoch int32, total *atomic.Int64) bool {
 		return false
 	}
 	s.epoch, s.phase = epoch, away
+	s.endLoad()
 	s.show()
 	total.Add(-s.ids)
 	s.ids = 0
@@ -152,41 +195,40 @@ func (c *Coordinator) forget(i int, epoch int32) {
 	c.cfg.Dispatcher.Cancel(i, epoch)
 }
 
-// retake gives a decided record that was loaded a new version, so that a completion
-// which a former owner has under way is refused. It would be right; but a still later
-// owner would find the transaction complete, have nothing to deliver, and let the next
-// one begin, while markers of the owner in between are on their way. A leader that has
-// heard of neither takes them, under protocol 1, for the next transaction's (I4). What
-// is returned is the record as it is then.
+// retake gives a decided record whose completion this process has not begun a new
+// version, so that a completion which another owner has under way is refused. It would
+// be right; but a still later owner would find the transaction complete, have nothing
+// to deliver, and let the next one begin, while markers of this one are on their way. A
+// leader that has heard of neither takes them, under protocol 1, for the next
+// transaction's (I4). It is called in the id's turn. What is returned is the record as
+// it is then.
 func (c *Coordinator) retake(ctx context.Context, rec Record) (Record, error) {
-	if c.cfg.Ownership == nil {
-		return rec, nil // nobody else writes
-	}
-	for rec.State.Decided() {
+	for range storeTries {
 		v, err := c.cfg.Store.Swap(ctx, rec, Durable)
 		if err == nil {
 			rec.Version = v
-			break
+			return rec, nil
 		}
 		if !errors.Is(err, ErrConflict) && !errors.Is(err, ErrNotFound) {
-			return rec, fmt.Errorf("%q was decided and is not taken over: %w", rec.TxnID, err)
+			return rec, &Error{Code: CodeCoordinatorNotAvailable, TxnID: rec.TxnID, Msg: "it was decided and is not taken over", Cause: err}
 		}
-		if rec, err = c.load(ctx, rec.TxnID); err != nil {
+		if rec, err = c.load(ctx, rec.TxnID); err != nil || !rec.State.Decided() {
 			return rec, err
 		}
-		c.setDeadline(&rec)
 	}
-	return rec, nil
+	return rec, CodeCoordinatorNotAvailable.Errorf(rec.TxnID, "it was decided, and another process changes it all the time")
 }
 
 // loadSlot loads a slot until it succeeds or the ownership ends, and calls tried
 // after the first attempt. A load that failed half-way is not used: what it did
 // not see could be a decision.
 func (c *Coordinator) loadSlot(ctx context.Context, i int, epoch int32, tried func()) {
+	ctx, cancel := c.slots[i].load(ctx, epoch)
+	defer cancel()
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
 		err := c.tryLoad(ctx, i, epoch)
 		tried()
-		if err == nil {
+		if err == nil || ctx.Err() != nil {
 			return
 		}
 		c.cfg.Logger.Error("slot not loaded, is tried again", "slot", i, "err", err)
@@ -197,15 +239,12 @@ func (c *Coordinator) loadSlot(ctx context.Context, i int, epoch int32, tried fu
 			t.Stop()
 			return
 		}
-		if p, e := c.slots[i].state(); e != epoch || p == away {
-			return
-		}
 	}
 }
 
 func (c *Coordinator) tryLoad(ctx context.Context, i int, epoch int32) error {
-	var owed []*completion
-	var decided []Record
+	var decided []Record // nobody else writes, so that they are as they were read
+	var again []string
 	var fences []Producer
 	var n int64
 	for rec, err := range c.cfg.Store.Slot(ctx, i) {
@@ -223,41 +262,43 @@ func (c *Coordinator) tryLoad(ctx context.Context, i int, epoch int32) error {
 			return err
 		}
 		n++
-		c.setDeadline(&rec)
 		e := Resume(rec)
-		if e.Markers {
+		switch booked := c.loaded(i, epoch, &rec); {
+		case e.Markers && c.cfg.Ownership == nil:
 			decided = append(decided, rec)
+		case e.Markers, !booked:
+			again = append(again, rec.TxnID)
 		}
 		if e.Fence != NoProducer && c.cfg.Fencer != nil {
 			fences = append(fences, e.Fence)
 		}
 	}
-	if len(decided) > 0 && c.check != nil {
-		// Who was deposed meanwhile leaves the records as the next owner has them.
-		if err := c.ask(ctx, i, decided[0].TxnID, epoch); errors.Is(err, ErrNotCoordinator) {
-			return nil
-		} else if err != nil {
-			return err
-		}
-	}
-	for _, rec := range decided {
-		rec, err := c.retake(ctx, rec)
-		if err != nil {
-			return err
-		}
-		if rec.State.Decided() {
-			comp := c.under.begin(rec, epoch, true)
-			owed = append(owed, comp)
-		}
-	}
-	if !c.slots[i].serve(epoch, n, &c.ids) {
+	changed, ok := c.slots[i].serve(epoch, n, &c.ids)
+	if !ok {
 		return nil // the ownership ended meanwhile
 	}
-	for _, comp := range owed {
-		c.dispatch(comp)
+	for _, rec := range decided {
+		c.dispatch(c.under.begin(rec, epoch, true))
+	}
+	if again = append(again, changed...); len(again) > 0 {
+		c.life.spawn(func(ctx context.Context) { c.lookAgain(ctx, again) })
 	}
 	for _, p := range fences {
 		c.fence(ctx, p)
 	}
 	return nil
+}
+
+// loaded sets the deadline of a record that a load has read. It is false where the
+// id's turn is not to be had: who has it, in an ownership before, changes the id.
+func (c *Coordinator) loaded(i int, epoch int32, rec *Record) bool {
+	h := hash32(rec.TxnID)
+	if !c.locks.try(h, rec.TxnID) {
+		return false
+	}
+	defer c.locks.unlock(h, rec.TxnID)
+	if c.slots[i].loads(epoch) { // else the next ownership has set it, or will
+		c.setDeadline(rec)
+	}
+	return true
 }

@@ -1,7 +1,9 @@
 package txnstate
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 
@@ -16,6 +18,9 @@ func TestSlotsAreTheirModel_F02(t *testing.T) {
 			phase phase
 			epoch int32
 			ids   int64
+			again []string
+			load  context.Context // of this ownership
+			past  []context.Context
 		}
 		var total atomic.Int64
 		slots, models := make([]slot, 2), []model{{epoch: -1}, {epoch: -1}}
@@ -29,24 +34,49 @@ func TestSlotsAreTheirModel_F02(t *testing.T) {
 			epoch := max(0, m.epoch+rapid.Int32Range(-2, 2).Draw(t, "epoch"))
 			n := rapid.Int64Range(0, 5).Draw(t, "ids")
 			var got, want bool
-			switch what := rapid.SampledFrom([]string{"own", "own first", "serve", "leave", "count", "uncount"}).Draw(t, "what"); what {
+			switch what := rapid.SampledFrom([]string{"own", "own first", "load", "changed", "serve", "leave", "count", "uncount"}).Draw(t, "what"); what {
 			case "own", "own first":
 				got, want = s.own(epoch, what == "own first"), epoch > m.epoch
 				if want {
-					m.epoch, m.phase = epoch, loading
+					if m.load != nil {
+						m.past = append(m.past, m.load)
+					}
+					m.epoch, m.phase, m.again, m.load = epoch, loading, nil, nil
 					if what == "own first" {
 						m.phase = starting
 					}
 				}
+			case "load": // an ownership loads once
+				if m.load == nil {
+					ctx, _ := s.load(t.Context(), epoch)
+					if epoch == m.epoch && m.phase != away {
+						m.load = ctx
+					} else {
+						m.past = append(m.past, ctx)
+					}
+				}
+			case "changed":
+				s.changed(fmt.Sprint(n))
+				if m.phase == loading || m.phase == starting {
+					m.again = append(m.again, fmt.Sprint(n))
+				}
 			case "serve":
-				got, want = s.serve(epoch, n, &total), epoch == m.epoch && (m.phase == loading || m.phase == starting)
+				var again []string
+				again, got = s.serve(epoch, n, &total)
+				want = epoch == m.epoch && (m.phase == loading || m.phase == starting)
 				if want {
-					m.phase, m.ids = serving, n
+					if !slices.Equal(again, m.again) {
+						t.Fatalf("%v were changed meanwhile, and it knows of %v", m.again, again)
+					}
+					m.phase, m.ids, m.again = serving, n, nil
 				}
 			case "leave":
 				got, want = s.leave(epoch, &total), epoch >= m.epoch
 				if want {
-					*m = model{away, epoch, 0}
+					if m.load != nil {
+						m.past = append(m.past, m.load)
+					}
+					*m = model{phase: away, epoch: epoch, past: m.past}
 				}
 			case "count", "uncount":
 				if what == "uncount" {
@@ -59,6 +89,17 @@ func TestSlotsAreTheirModel_F02(t *testing.T) {
 			}
 			if got != want {
 				t.Fatalf("answered %v", got)
+			}
+			if s.loads(m.epoch) != (m.phase == loading || m.phase == starting) || s.loads(m.epoch-1) {
+				t.Fatal("it loads, and does not, or does not, and does")
+			}
+			for _, ctx := range m.past {
+				if ctx.Err() == nil {
+					t.Fatal("a load outlives its ownership")
+				}
+			}
+			if m.load != nil && m.load.Err() != nil {
+				t.Fatal("the load of the present ownership is over")
 			}
 			if p, e := s.state(); p != m.phase || e != m.epoch {
 				t.Fatalf("phase %d at epoch %d, and it should be %d at %d", p, e, m.phase, m.epoch)

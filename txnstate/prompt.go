@@ -58,6 +58,9 @@ func (c *Coordinator) begin(run context.Context, h uint32, id string, ev Event, 
 	if r.from, ok = c.starter.LoadNow(id); !ok || Check(r.from) != nil {
 		return 0, nil, false, nil
 	}
+	if c.cfg.Ownership != nil && r.from.State.Decided() {
+		return 0, nil, false, nil // it may have to be taken over first
+	}
 	write, err := c.judge(run, h, id, ev, epoch, c.cfg.Now(), r)
 	switch {
 	case errors.Is(err, ErrNeedProducerID):
@@ -110,15 +113,16 @@ func (c *Coordinator) carryOn(run, ctx context.Context, u under) (result, error)
 	}
 	r, old := u.r, u.r.Next.Version
 	r.Next.Version = u.v
-	written, _, err := c.ended(run, &r.Decision, old, err)
+	written, _, err := c.ended(run, &r, old, err)
 	if err == nil && !written {
 		c.locks.unlock(u.h, u.id)
+		c.tell(u.id, r.unsure)
 		return c.work(run, ctx, u.id, u.ev, time.Time{})
 	}
 	if err == nil {
 		err = c.stored(run, u.h, u.id, u.epoch, &r)
 	} else {
-		r = result{from: u.r.from}
+		r = result{from: u.r.from, unsure: r.unsure}
 	}
 	c.locks.unlock(u.h, u.id)
 	c.perform(run, u.id, u.ev, r, err)

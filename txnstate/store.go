@@ -75,8 +75,8 @@ type Flusher interface {
 // again at what is told (I12).
 type Dropper interface {
 	// Dropped is the ids whose Later writes were given up since the last call, each
-	// once, in any order. Where the store is a Flusher, a Flush finds out at the
-	// latest.
+	// once, in any order. Where the store is a Flusher too, a Flush finds out at the
+	// latest. It waits for nothing but memory.
 	Dropped() []string
 }
 
