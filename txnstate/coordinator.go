@@ -26,6 +26,7 @@ type Coordinator struct {
 	under   completions
 	now     LaterNow // abilities of the store, or nil
 	starter Starter
+	dropper Dropper
 	check   OwnershipChecker // the ownership's ability, or nil
 	calls   sync.Pool        // of *call
 	waits   sync.Pool        // of *time.Timer
@@ -45,6 +46,7 @@ func New(cfg Config) (*Coordinator, error) {
 	c := &Coordinator{cfg: cfg.withDefaults(), ready: make(chan struct{})}
 	c.now, _ = cfg.Store.(LaterNow)
 	c.starter, _ = cfg.Store.(Starter)
+	c.dropper, _ = cfg.Store.(Dropper)
 	c.check, _ = cfg.Ownership.(OwnershipChecker)
 	for i := range c.slots {
 		c.slots[i].epoch = -1
@@ -116,8 +118,7 @@ const flushTime = 30 * time.Second
 // those that were dropped.
 func (c *Coordinator) flushUntil(ctx context.Context) {
 	f, flushes := c.cfg.Store.(Flusher)
-	dropper, drops := c.cfg.Store.(Dropper)
-	if !flushes && !drops {
+	if !flushes && c.dropper == nil {
 		<-ctx.Done()
 		return
 	}
@@ -138,10 +139,10 @@ func (c *Coordinator) flushUntil(ctx context.Context) {
 		select {
 		case <-tick.C:
 			flush(ctx)
-			if !drops {
+			if c.dropper == nil {
 				continue
 			}
-			if ids := dropper.Dropped(); len(ids) > 0 {
+			if ids := c.dropper.Dropped(); len(ids) > 0 {
 				c.life.spawn(func(ctx context.Context) { c.lookAgain(ctx, ids) })
 			}
 		case <-ctx.Done():
@@ -542,7 +543,7 @@ func (c *Coordinator) written(r *result, epoch int32) {
 	case r.from.Version == 0:
 		c.slots[Slot(r.Next.TxnID)].count(&c.ids, +1)
 	}
-	if r.from.State.Decided() && !r.Next.State.Decided() {
+	if c.dropper != nil && r.from.State.Decided() && !r.Next.State.Decided() {
 		// In the turn: who finds the transaction decided once more, since the store
 		// had to drop this, must not take it for under way.
 		if comp := c.under.get(hash32(r.Next.TxnID), r.Next.TxnID); comp != nil && len(comp.remaining()) == 0 {

@@ -292,13 +292,17 @@ func (c *Coordinator) tryLoad(ctx context.Context, i int, epoch int32) error {
 // loaded sets the deadline of a record that a load has read. It is false where the
 // id's turn is not to be had: who has it, in an ownership before, changes the id.
 func (c *Coordinator) loaded(i int, epoch int32, rec *Record) bool {
-	h := hash32(rec.TxnID)
-	if !c.locks.try(h, rec.TxnID) {
-		return false
+	// Without an Ownership there was none before, and nothing is served yet.
+	if c.cfg.Ownership != nil {
+		h := hash32(rec.TxnID)
+		if !c.locks.try(h, rec.TxnID) {
+			return false
+		}
+		defer c.locks.unlock(h, rec.TxnID)
+		if !c.slots[i].loads(epoch) {
+			return true // the next ownership has set it, or will
+		}
 	}
-	defer c.locks.unlock(h, rec.TxnID)
-	if c.slots[i].loads(epoch) { // else the next ownership has set it, or will
-		c.setDeadline(rec)
-	}
+	c.setDeadline(rec)
 	return true
 }
