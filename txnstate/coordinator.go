@@ -24,6 +24,7 @@ type Coordinator struct {
 	life    lifetime
 	locks   idLocks
 	under   completions
+	toLook  awaited
 	now     LaterNow // abilities of the store, or nil
 	starter Starter
 	dropper Dropper
@@ -142,9 +143,7 @@ func (c *Coordinator) flushUntil(ctx context.Context) {
 			if c.dropper == nil {
 				continue
 			}
-			if ids := c.dropper.Dropped(); len(ids) > 0 {
-				c.life.spawn(func(ctx context.Context) { c.lookAgain(ctx, ids) })
-			}
+			c.look(c.dropper.Dropped())
 		case <-ctx.Done():
 			c.life.stop()
 			flush(context.WithoutCancel(ctx))
@@ -159,6 +158,7 @@ type result struct {
 	from   Record
 	comp   *completion   // of a decision
 	unsure []uncertainty // the writes of which the store could not say
+	missed int           // takeovers that another process was ahead of
 }
 
 // uncertainty is what Observer.Uncertain is told.
@@ -366,19 +366,32 @@ func (c *Coordinator) judge(run context.Context, h uint32, id string, ev Event, 
 	if rec.State.Decided() && (err != nil || r.Write == WriteNone) {
 		// It is seen to here: who found it, in a load, looks at it, and the decision
 		// may have been stored by a write whose answer nobody got (I11).
-		if c.cfg.Ownership != nil && !c.under.has(h, rec, epoch) {
-			now, err := c.retake(run, *rec)
-			if err != nil {
+		_, reads := ev.(Verify) // in its caller's time, which may be over soon
+		switch mine := c.cfg.Ownership == nil || c.under.has(h, rec, epoch); {
+		case !mine && reads:
+			c.look([]string{id})
+		case !mine:
+			taken := false
+			if now, err := c.ownedAt(h, id); err != nil || now != epoch {
 				r.Decision = Decision{}
-				return false, err
+				return false, CodeNotCoordinator.Errorf(id, "the slot was lost, nothing is taken over")
 			}
-			same := now.Equal(*rec)
-			*rec = now
-			if !same {
+			var terr error
+			if *rec, taken, terr = c.retake(run, *rec); terr != nil {
+				r.Decision = Decision{}
+				return false, terr
+			}
+			if !taken {
+				if r.missed++; r.missed >= storeTries {
+					r.Decision = Decision{}
+					return false, CodeCoordinatorNotAvailable.Errorf(id, "it was decided, and another process changes it all the time")
+				}
 				return c.judge(run, h, id, ev, epoch, at, r)
 			}
+			fallthrough
+		default:
+			r.comp = c.heal(*rec, epoch)
 		}
-		r.comp = c.heal(*rec, epoch)
 	}
 	if err != nil {
 		return false, err
@@ -398,6 +411,7 @@ func (c *Coordinator) judge(run context.Context, h uint32, id string, ev Event, 
 		// What made it look due may be out of date, and a transaction may have
 		// been opened by a former owner whose write came after this one had
 		// loaded the slot.
+		c.completed(rec)
 		c.setDeadline(rec)
 		return false, nil
 	}
@@ -522,6 +536,7 @@ func (c *Coordinator) ended(ctx context.Context, r *result, old Version, err err
 	r.unsure = append(r.unsure, uncertainty{done, lerr})
 	c.cfg.Logger.Warn("the store could not say whether it wrote", "txn_id", id, "state", d.Next.State.String(), "written", done, "err", err)
 	if lerr != nil {
+		c.look([]string{id}) // the caller may never come back
 		return false, false, &Error{Code: CodeCoordinatorNotAvailable, TxnID: id, Msg: "the store can't say whether it wrote", Cause: err}
 	}
 	if done {
@@ -543,16 +558,24 @@ func (c *Coordinator) written(r *result, epoch int32) {
 	case r.from.Version == 0:
 		c.slots[Slot(r.Next.TxnID)].count(&c.ids, +1)
 	}
-	if c.dropper != nil && r.from.State.Decided() && !r.Next.State.Decided() {
-		// In the turn: who finds the transaction decided once more, since the store
-		// had to drop this, must not take it for under way.
-		if comp := c.under.get(hash32(r.Next.TxnID), r.Next.TxnID); comp != nil && len(comp.remaining()) == 0 {
-			c.under.remove(comp)
-		}
+	if r.from.State.Decided() {
+		c.completed(&r.Next)
 	}
 	c.setDeadline(&r.Next)
 	if r.Effects.Markers {
 		r.comp = c.under.begin(r.Next, epoch, false)
+	}
+}
+
+// completed ends the completion of a transaction that is complete, in the id's turn: who
+// finds it decided once more, since the store had to drop that, must not take it for
+// under way.
+func (c *Coordinator) completed(rec *Record) {
+	if c.dropper == nil || rec.State.Decided() {
+		return
+	}
+	if comp := c.under.get(hash32(rec.TxnID), rec.TxnID); comp != nil && len(comp.remaining()) == 0 {
+		c.under.remove(comp)
 	}
 }
 

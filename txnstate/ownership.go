@@ -200,23 +200,20 @@ func (c *Coordinator) forget(i int, epoch int32) {
 // be right; but a still later owner would find the transaction complete, have nothing
 // to deliver, and let the next one begin, while markers of this one are on their way. A
 // leader that has heard of neither takes them, under protocol 1, for the next
-// transaction's (I4). It is called in the id's turn. What is returned is the record as
-// it is then.
-func (c *Coordinator) retake(ctx context.Context, rec Record) (Record, error) {
-	for range storeTries {
-		v, err := c.cfg.Store.Swap(ctx, rec, Durable)
-		if err == nil {
-			rec.Version = v
-			return rec, nil
-		}
-		if !errors.Is(err, ErrConflict) && !errors.Is(err, ErrNotFound) {
-			return rec, &Error{Code: CodeCoordinatorNotAvailable, TxnID: rec.TxnID, Msg: "it was decided and is not taken over", Cause: err}
-		}
-		if rec, err = c.load(ctx, rec.TxnID); err != nil || !rec.State.Decided() {
-			return rec, err
-		}
+// transaction's (I4). It is called in the id's turn, by who has just found out that the
+// slot is its own. Where another process came first, taken is false, and what is
+// returned is the record as it is then.
+func (c *Coordinator) retake(ctx context.Context, rec Record) (_ Record, taken bool, _ error) {
+	v, err := c.cfg.Store.Swap(ctx, rec, Durable)
+	switch {
+	case err == nil:
+		rec.Version = v
+		return rec, true, nil
+	case errors.Is(err, ErrConflict), errors.Is(err, ErrNotFound):
+		rec, err = c.load(ctx, rec.TxnID)
+		return rec, false, err
 	}
-	return rec, CodeCoordinatorNotAvailable.Errorf(rec.TxnID, "it was decided, and another process changes it all the time")
+	return rec, false, &Error{Code: CodeCoordinatorNotAvailable, TxnID: rec.TxnID, Msg: "it was decided and is not taken over", Cause: err}
 }
 
 // loadSlot loads a slot until it succeeds or the ownership ends, and calls tried
@@ -243,7 +240,7 @@ func (c *Coordinator) loadSlot(ctx context.Context, i int, epoch int32, tried fu
 }
 
 func (c *Coordinator) tryLoad(ctx context.Context, i int, epoch int32) error {
-	var decided []Record // nobody else writes, so that they are as they were read
+	var owed []*completion
 	var again []string
 	var fences []Producer
 	var n int64
@@ -265,7 +262,8 @@ func (c *Coordinator) tryLoad(ctx context.Context, i int, epoch int32) error {
 		e := Resume(rec)
 		switch booked := c.loaded(i, epoch, &rec); {
 		case e.Markers && c.cfg.Ownership == nil:
-			decided = append(decided, rec)
+			// Nobody else writes, and nothing is served yet: it is as it was read.
+			owed = append(owed, c.under.begin(rec, epoch, true))
 		case e.Markers, !booked:
 			again = append(again, rec.TxnID)
 		}
@@ -277,12 +275,10 @@ func (c *Coordinator) tryLoad(ctx context.Context, i int, epoch int32) error {
 	if !ok {
 		return nil // the ownership ended meanwhile
 	}
-	for _, rec := range decided {
-		c.dispatch(c.under.begin(rec, epoch, true))
+	for _, comp := range owed {
+		c.dispatch(comp)
 	}
-	if again = append(again, changed...); len(again) > 0 {
-		c.life.spawn(func(ctx context.Context) { c.lookAgain(ctx, again) })
-	}
+	c.look(append(again, changed...))
 	for _, p := range fences {
 		c.fence(ctx, p)
 	}
