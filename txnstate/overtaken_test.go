@@ -380,3 +380,139 @@ func TestAFlushThatHangsIsMadeAgain_I12(t *testing.T) {
 		require.EqualValues(t, 2, s.n.Load())
 	})
 }
+
+// A process that owns everything finds two decided transactions of one slot. While the
+// first is handed over, the client of the other ends it again, and begins the next
+// one: what the load found is not delivered into that (I4).
+func TestWhatALoadHasFoundIsDeliveredOnce_I4(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := txnstate.Producer{ID: 7}
+		other := ""
+		for i := 0; other == ""; i++ {
+			if id := fmt.Sprint("a", i); txnstate.Slot(id) == txnstate.Slot("a") {
+				other = id
+			}
+		}
+		s := newScriptStore(prepared("a", txnstate.Producer{ID: 6}, tp0), prepared(other, p, tp0))
+		first := make(chan struct{})
+		h := &held{auto: true}
+		h.at = func(o txnstate.Outcome) {
+			if o.TxnID == "a" {
+				<-first
+			}
+		}
+		c, err := txnstate.New(txnstate.Config{Store: s, ProducerIDs: &counter{}, Dispatcher: h})
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(bg)
+		done := make(chan error, 1)
+		go func() { done <- c.Run(ctx) }()
+		synctest.Wait()
+		end := txnstate.End{Producer: p, Commit: true}
+		_, err = c.End(bg, other, end)
+		require.ErrorIs(t, err, txnstate.ErrConcurrentTransactions)
+		synctest.Wait()
+		require.Equal(t, txnstate.CompleteCommit, s.get(other).State)
+		require.NoError(t, add(c, other, p, txnstate.TV0, tp0))
+		close(first)
+		time.Sleep(time.Minute)
+		n := 0
+		for _, o := range h.outcomes() {
+			if o.TxnID == other {
+				n++
+			}
+		}
+		require.Equal(t, 1, n)
+		require.Equal(t, txnstate.Ongoing, s.get(other).State)
+		cancel()
+		require.NoError(t, <-done)
+	})
+}
+
+// The store says neither whether it has written a decision nor, for a while, what it
+// has, and the client does not come back: the transaction is carried out all the same,
+// also where no timeout watches over it (I12).
+func TestADecisionThatNobodyKnowsOfIsCarriedOut_I11_I12(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := txnstate.Producer{ID: 7}
+		rec := ongoing("a", p, tp0)
+		rec.TwoPhase, rec.TimeoutMs = true, txnstate.NoTimeout
+		s := newScriptStore(rec)
+		c := start(t, txnstate.Config{Store: s, Dispatcher: &held{auto: true}, TwoPhaseCommit: true})
+		synctest.Wait()
+		var away atomic.Bool
+		s.onLoad = func(string) error {
+			if away.Load() {
+				return errors.New("the volume is away")
+			}
+			return nil
+		}
+		s.onSwap = func(txnstate.Record, txnstate.Durability) (error, error) {
+			s.onSwap = nil
+			away.Store(true)
+			return nil, txnstate.ErrUncertain
+		}
+		_, err := c.End(bg, "a", txnstate.End{Producer: p, Commit: true})
+		require.ErrorIs(t, err, txnstate.ErrCoordinatorNotAvailable)
+		time.Sleep(time.Hour)
+		require.Equal(t, txnstate.PrepareCommit, s.get("a").State)
+		away.Store(false)
+		time.Sleep(time.Minute)
+		require.Equal(t, txnstate.CompleteCommit, s.get("a").State)
+	})
+}
+
+// A broker that is stopped between its question and the takeover wakes up when the
+// next owner has gone on: it writes nothing.
+func TestATakeoverThatComesTooLateWritesNothing_I10(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := txnstate.Producer{ID: 7}
+		s := newScriptStore(prepared("a", p, tp0))
+		slot := txnstate.Slot("a")
+		former := newAsked()
+		gate := make(chan struct{})
+		swaps := 0
+		s.onSwap = func(txnstate.Record, txnstate.Durability) (error, error) {
+			swaps++
+			<-gate
+			return nil, nil
+		}
+		h := &held{}
+		start(t, txnstate.Config{Store: s, Dispatcher: h, Ownership: former})
+		former.acquired <- func(yes, _ func(int, int32)) { yes(slot, 9) }
+		synctest.Wait()
+		former.still.Store(false)
+		next := prepared("a", p, tp1)
+		next.TxnSeq = 2
+		v := s.put(next)
+		close(gate)
+		time.Sleep(time.Minute)
+		require.Equal(t, v, s.get("a").Version)
+		require.Equal(t, 1, swaps)
+		require.Empty(t, h.outcomes())
+	})
+}
+
+// A leader that asks whether it may write, and waits a moment only, takes nothing over
+// in that moment: it is seen to beside it.
+func TestAVerificationTakesNothingOverItself_I12(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := txnstate.Producer{ID: 7}
+		s := newScriptStore(ongoing("a", p, tp0))
+		n := notices{acquired: make(chan func(yes, no func(int, int32)))}
+		c := start(t, txnstate.Config{Store: s, Dispatcher: &held{auto: true}, Ownership: n})
+		n.acquired <- func(yes, _ func(int, int32)) { yes(txnstate.Slot("a"), 4) }
+		synctest.Wait()
+		late := prepared("a", p, tp0) // by a former owner
+		s.put(late)
+		s.onSwap = func(txnstate.Record, txnstate.Durability) (error, error) {
+			time.Sleep(5 * time.Second)
+			return nil, nil
+		}
+		ctx, cancel := context.WithTimeout(bg, time.Second)
+		defer cancel()
+		_, err := c.Verify(ctx, "a", txnstate.Verify{Producer: p, Participants: []txnstate.Participant{tp0}})
+		require.ErrorIs(t, err, txnstate.ErrConcurrentTransactions)
+		time.Sleep(time.Minute)
+		require.Equal(t, txnstate.CompleteCommit, s.get("a").State)
+	})
+}
