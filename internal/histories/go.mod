@@ -8,6 +8,9 @@ require (
 	go.uber.org/goleak v1.3.0
 )
 
-require github.com/google/renameio/v2 v2.0.2 // indirect
+require (
+	github.com/google/renameio/v2 v2.0.2 // indirect
+	golang.org/x/sync v0.25.0 // indirect
+)
 
 replace github.com/kafkatxn/kafkatxn => ../..
