@@ -113,13 +113,13 @@ func (b *broker) build() (err error) {
 		return err
 	}
 	b.reaper = reaper.New(reaper.Config{Every: 2 * time.Second, Now: now})
-	store := gated{b: b, s: c.shaky}
+	var store txnstate.Store = gated{b: b, s: c.shaky}
 	if c.mem == nil {
 		files, err := slotfile.Open(slotfile.Config{Dir: "shared", FS: fsx.Hook(c.files, b.disk), Logger: log})
 		if err != nil {
 			return err
 		}
-		store = gated{b: b, s: storetest.NewFaulty(files, c.fate), slow: true}
+		store = dropping{gated{b: b, s: storetest.NewFaulty(files, c.fate), slow: true}}
 	}
 	ids, err := pidalloc.New(pidalloc.Config{Dir: "shared", Broker: int32(b.id), BlockSize: 3, FS: fsx.Hook(c.files, b.disk)})
 	if err != nil {

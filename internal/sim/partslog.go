@@ -409,7 +409,7 @@ var (
 	_ txnstate.LaterNow = gated{}
 	_ txnstate.Starter  = gated{}
 	_ txnstate.Flusher  = gated{}
-	_ txnstate.Dropper  = gated{}
+	_ txnstate.Dropper  = dropping{}
 )
 
 func uncertain(err error) error { return errors.Join(txnstate.ErrUncertain, err) }
@@ -533,8 +533,11 @@ func (g gated) Flush(ctx context.Context) error {
 	return g.s.Flush(context.WithoutCancel(ctx))
 }
 
+// dropping is a gated store that gives Later writes up.
+type dropping struct{ gated }
+
 // Dropped is txnstate.Dropper's.
-func (g gated) Dropped() []string { return g.s.Dropped() }
+func (d dropping) Dropped() []string { return d.s.Dropped() }
 
 func (g gated) Delete(ctx context.Context, id string, old txnstate.Version) error {
 	if err := g.hold(); err != nil {
