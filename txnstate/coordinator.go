@@ -140,10 +140,9 @@ func (c *Coordinator) flushUntil(ctx context.Context) {
 		select {
 		case <-tick.C:
 			flush(ctx)
-			if c.dropper == nil {
-				continue
+			if c.dropper != nil {
+				c.look(c.dropper.Dropped())
 			}
-			c.look(c.dropper.Dropped())
 		case <-ctx.Done():
 			c.life.stop()
 			flush(context.WithoutCancel(ctx))
@@ -366,31 +365,23 @@ func (c *Coordinator) judge(run context.Context, h uint32, id string, ev Event, 
 	if rec.State.Decided() && (err != nil || r.Write == WriteNone) {
 		// It is seen to here: who found it, in a load, looks at it, and the decision
 		// may have been stored by a write whose answer nobody got (I11).
+		mine := c.cfg.Ownership == nil || c.under.has(h, rec, epoch)
 		_, reads := ev.(Verify) // in its caller's time, which may be over soon
-		switch mine := c.cfg.Ownership == nil || c.under.has(h, rec, epoch); {
-		case !mine && reads:
-			c.look([]string{id})
-		case !mine:
-			taken := false
-			if now, err := c.ownedAt(h, id); err != nil || now != epoch {
+		if !mine && !reads {
+			taken, err := c.takeOver(run, h, epoch, r)
+			if err != nil {
 				r.Decision = Decision{}
-				return false, CodeNotCoordinator.Errorf(id, "the slot was lost, nothing is taken over")
-			}
-			var terr error
-			if *rec, taken, terr = c.retake(run, *rec); terr != nil {
-				r.Decision = Decision{}
-				return false, terr
+				return false, err
 			}
 			if !taken {
-				if r.missed++; r.missed >= storeTries {
-					r.Decision = Decision{}
-					return false, CodeCoordinatorNotAvailable.Errorf(id, "it was decided, and another process changes it all the time")
-				}
 				return c.judge(run, h, id, ev, epoch, at, r)
 			}
-			fallthrough
-		default:
+			mine = true
+		}
+		if mine {
 			r.comp = c.heal(*rec, epoch)
+		} else {
+			c.look([]string{id})
 		}
 	}
 	if err != nil {

@@ -195,25 +195,35 @@ func (c *Coordinator) forget(i int, epoch int32) {
 	c.cfg.Dispatcher.Cancel(i, epoch)
 }
 
-// retake gives a decided record whose completion this process has not begun a new
+// takeOver gives a decided record whose completion this process has not begun a new
 // version, so that a completion which another owner has under way is refused. It would
 // be right; but a still later owner would find the transaction complete, have nothing
 // to deliver, and let the next one begin, while markers of this one are on their way. A
 // leader that has heard of neither takes them, under protocol 1, for the next
 // transaction's (I4). It is called in the id's turn, by who has just found out that the
-// slot is its own. Where another process came first, taken is false, and what is
-// returned is the record as it is then.
-func (c *Coordinator) retake(ctx context.Context, rec Record) (_ Record, taken bool, _ error) {
-	v, err := c.cfg.Store.Swap(ctx, rec, Durable)
+// slot is its own. Where another process came first, taken is false, and r.from is the
+// record as it is then.
+func (c *Coordinator) takeOver(ctx context.Context, h uint32, epoch int32, r *result) (taken bool, err error) {
+	rec := &r.from
+	id := rec.TxnID
+	if now, err := c.ownedAt(h, id); err != nil || now != epoch {
+		return false, CodeNotCoordinator.Errorf(id, "the slot was lost, nothing is taken over")
+	}
+	v, err := c.cfg.Store.Swap(ctx, *rec, Durable)
 	switch {
 	case err == nil:
 		rec.Version = v
-		return rec, true, nil
-	case errors.Is(err, ErrConflict), errors.Is(err, ErrNotFound):
-		rec, err = c.load(ctx, rec.TxnID)
-		return rec, false, err
+		return true, nil
+	case !errors.Is(err, ErrConflict) && !errors.Is(err, ErrNotFound):
+		return false, &Error{Code: CodeCoordinatorNotAvailable, TxnID: id, Msg: "it was decided and is not taken over", Cause: err}
 	}
-	return rec, false, &Error{Code: CodeCoordinatorNotAvailable, TxnID: rec.TxnID, Msg: "it was decided and is not taken over", Cause: err}
+	if *rec, err = c.load(ctx, id); err != nil {
+		return false, err
+	}
+	if r.missed++; r.missed >= storeTries {
+		return false, CodeCoordinatorNotAvailable.Errorf(id, "it was decided, and another process changes it all the time")
+	}
+	return false, nil
 }
 
 // loadSlot loads a slot until it succeeds or the ownership ends, and calls tried

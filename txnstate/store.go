@@ -25,8 +25,8 @@ const (
 // processes that share the store too: of several Swaps from one version exactly
 // one succeeds, whatever the timing, and also where its caller was stopped in
 // the middle and woke up later. (What a Later write of another process has
-// done may be missing until it is durable; see Dropper.) Calls for different ids do not wait
-// for one another beyond sharing a sync.
+// done may be missing until it is durable; see Dropper.) Calls for different ids
+// do not wait for one another beyond sharing a sync.
 //
 // A record passed in stays the caller's; a record returned is the caller's to
 // change.

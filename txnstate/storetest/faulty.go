@@ -78,8 +78,8 @@ type Call struct {
 var ErrFault = errors.New("storetest: made-up fault")
 
 // Faulty is a store that lets calls to another one fail. It may be called
-// concurrently. It is a txnstate.Flusher, whose Flush does nothing where the
-// store below is none.
+// concurrently. It is a txnstate.Flusher and a txnstate.Dropper; where the store
+// below is none, Flush does nothing and Dropped is empty.
 type Faulty struct {
 	store txnstate.Store
 
