@@ -12,6 +12,17 @@ import (
 	"github.com/kafkatxn/kafkatxn/txnstate/slotfile"
 )
 
+// sharedSlots opens handles of one slotfile store, as several brokers have them.
+func sharedSlots(t *testing.T) (handle func() txnstate.Store) {
+	disk := fsx.Mem()
+	return func() txnstate.Store {
+		s, err := slotfile.Open(slotfile.Config{Dir: "shared", FS: disk})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, s.Close()) })
+		return s
+	}
+}
+
 // A former owner hears of its ownership when it is over, finds a transaction decided
 // whose completion the present owner keeps in memory, and writes it anew: the
 // completion is dropped. The present owner looks again, also where nobody asks for
@@ -19,13 +30,7 @@ import (
 func TestACompletionThatAFormerOwnerUndoesIsMadeAgain_I12(t *testing.T) {
 	for _, asks := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			disk := fsx.Mem()
-			handle := func() txnstate.Store {
-				s, err := slotfile.Open(slotfile.Config{Dir: "shared", FS: disk})
-				require.NoError(t, err)
-				t.Cleanup(func() { require.NoError(t, s.Close()) })
-				return s
-			}
+			handle := sharedSlots(t)
 			slot := txnstate.Slot("a")
 			own, late := make(chan func(yes, no func(int, int32))), newAsked()
 			held1 := &held{}

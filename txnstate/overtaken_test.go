@@ -12,9 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/kafkatxn/kafkatxn/internal/fsx"
 	"github.com/kafkatxn/kafkatxn/txnstate"
-	"github.com/kafkatxn/kafkatxn/txnstate/slotfile"
 )
 
 // slowPage is a store of which one visit of a slot has read its records, and gives
@@ -244,13 +242,7 @@ func TestAnIdThatHangsKeepsNoOtherWhenTheyAreTakenOver_I12(t *testing.T) {
 // A completion is dropped while the observer still hears of it: it is made again.
 func TestACompletionThatIsUndoneWhileItIsToldIsMadeAgain_I12(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		disk := fsx.Mem()
-		handle := func() txnstate.Store {
-			s, err := slotfile.Open(slotfile.Config{Dir: "shared", FS: disk})
-			require.NoError(t, err)
-			t.Cleanup(func() { require.NoError(t, s.Close()) })
-			return s
-		}
+		handle := sharedSlots(t)
 		slot := txnstate.Slot("a")
 		own, late := make(chan func(yes, no func(int, int32))), newAsked()
 		start(t, txnstate.Config{Store: handle(), Dispatcher: &held{}, Ownership: late.notices})

@@ -189,6 +189,17 @@ func as[R kmsg.Response](tr *trio, n *node, req kmsg.Request, version int16) R {
 	return resp.(R)
 }
 
+// led is the log of a partition that the broker leads, nil where it does not.
+func (n *node) led(t *topic, partition int32) *partitionLog {
+	c := n.cluster
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if x := c.led[place{t.id, partition}]; x != nil {
+		return x.log
+	}
+	return nil
+}
+
 // any is a broker that is alive.
 func (tr *trio) any() *node {
 	for id := int32(1); ; id++ {

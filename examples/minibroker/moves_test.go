@@ -83,14 +83,7 @@ func TestATakeoverKnowsTheFences_W13(t *testing.T) {
 		tr.leads("t", part)
 		require.NoError(t, c.refresh())
 		topic := n.topics.get("t")
-		led := func() *partitionLog {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			if x := c.led[place{topic.id, part}]; x != nil {
-				return x.log
-			}
-			return nil
-		}
+		led := func() *partitionLog { return n.led(topic, part) }
 		tr.ends("t", part) // asks until there is an answer
 		l := led()
 		require.NotNil(t, l)
@@ -128,11 +121,14 @@ func TestATakeoverKnowsTheFences_W13(t *testing.T) {
 			id = string(rune('a' + i))
 		}
 		at := txnstate.OffsetsPartition(id)
-		g, _, err := n.offsets.Verify(id, who, fence.ModeAdd)
+		// Another producer: the partition may have been loaded when the fence was there.
+		stager := txnstate.Producer{ID: 8}
+		g, _, err := n.offsets.Verify(id, stager, fence.ModeAdd)
 		require.NoError(t, err)
-		_, err = n.offsets.Stage(t.Context(), id, who, g, []kxoffsets.Offset{{Topic: "t", Offset: 1}})
+		_, err = n.offsets.Stage(t.Context(), id, stager, g, []kxoffsets.Offset{{Topic: "t", Offset: 1}})
 		require.NoError(t, err)
 		c.offsets.unload(at)
+		require.NoError(t, tr.nodes[1].cluster.writer.Fence(t.Context(), txnstate.Producer{ID: 8, Epoch: 5}))
 		time.Sleep(3 * c.patience())
 		sts, err := n.offsets.Producers(at)
 		require.NoError(t, err)

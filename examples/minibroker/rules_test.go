@@ -166,14 +166,7 @@ func TestATakeoverWaitsForWhatHasArrived_F14(t *testing.T) {
 		tr.leads("t", part)
 		require.NoError(t, c.refresh())
 		topic := n.topics.get("t")
-		led := func() *partitionLog {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			if x := c.led[place{topic.id, part}]; x != nil {
-				return x.log
-			}
-			return nil
-		}
+		led := func() *partitionLog { return n.led(topic, part) }
 		tr.ends("t", part) // asks until there is an answer
 		l := led()
 		require.NotNil(t, l)
